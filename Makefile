@@ -1,0 +1,54 @@
+# `make demo` and `make test` set themselves up: the virtual environment is made once and reused.
+#
+#   make setup                     a virtual environment with the development and plotting extras
+#   make setup EXTRAS=bench        adds extras (commas between several: EXTRAS=bench,cuda12)
+#   make demo                      trains a TreeLSTM on generated trees, in under two minutes
+#   make test                      the test suite; PYTEST_ARGS="-k cell -x" runs a part of it
+#   make lint                      format check, ruff and mypy
+#   make bench                     the five-minute comparison with DyNet and PyTorch
+#   make clean                     removes builds and caches, and leaves the virtual environment
+#
+# PYTHON is the interpreter that a new environment is made with, VENV where it lies. An environment that works is
+# kept as it is: to change its interpreter, remove it first.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?=
+PYTEST_ARGS ?= -n auto
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(STAMP) $(if $(EXTRAS),$(STAMP)-$(EXTRAS))
+
+$(STAMP): setup.cfg
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,plot]'
+	touch $@
+
+# One stamp per set of extras. They are added to the environment, never taken out of it.
+$(STAMP)-%: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	touch $@
+
+demo: setup
+	$(BIN)/python -m models.treelstm --demo $(DEMO_ARGS)
+
+test: setup
+	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy dynbatch/
+
+bench: setup $(STAMP)-bench
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

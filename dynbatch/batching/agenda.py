@@ -1,0 +1,187 @@
+"""Agenda-based batching (Neubig, Goldberg and Dyer 2017): always run a signature all of whose ready nodes go together.
+
+Among the signatures with ready nodes, the one whose remaining nodes have the lowest mean level is next.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from dynbatch.batching.pending import Pending
+from dynbatch.batching.stream import ARGS, LISTS
+
+
+@njit(cache=True, nogil=True)
+def _count_consumers(stream, layout, pos, producer, member, nodes, waiting, ptr):
+    """Pending arguments of each node (repeats counted), and in ``ptr[n + 1]`` the uses of each node."""
+    for n in nodes:
+        s = stream[pos[n]]
+        p = pos[n] + 1
+        w = 0
+        for _ in range(layout[s, ARGS]):
+            m = producer[stream[p]]
+            if member[m] >= 0:
+                w += 1
+                ptr[member[m] + 1] += 1
+            p += 1
+        for _ in range(layout[s, LISTS]):
+            length = stream[p]
+            p += 1
+            for _ in range(length):
+                m = producer[stream[p]]
+                if member[m] >= 0:
+                    w += 1
+                    ptr[member[m] + 1] += 1
+                p += 1
+        waiting[member[n]] = w
+
+
+@njit(cache=True, nogil=True)
+def _fill_consumers(stream, layout, pos, producer, member, nodes, fill, users):
+    for n in nodes:
+        s = stream[pos[n]]
+        p = pos[n] + 1
+        k = member[n]
+        for _ in range(layout[s, ARGS]):
+            m = member[producer[stream[p]]]
+            if m >= 0:
+                users[fill[m]] = k
+                fill[m] += 1
+            p += 1
+        for _ in range(layout[s, LISTS]):
+            length = stream[p]
+            p += 1
+            for _ in range(length):
+                m = member[producer[stream[p]]]
+                if m >= 0:
+                    users[fill[m]] = k
+                    fill[m] += 1
+                p += 1
+
+
+@njit(cache=True, nogil=True)
+def _less(a, b, total, left):
+    """Whether signature a comes before b: lower mean level, then lower index (so that the order is defined)."""
+    x, y = total[a] * left[b], total[b] * left[a]
+    return x < y or (x == y and a < b)
+
+
+@njit(cache=True, nogil=True)
+def _push(heap, size, item, total, left):
+    i = size
+    heap[i] = item
+    while i:
+        up = (i - 1) // 2
+        if not _less(heap[i], heap[up], total, left):
+            break
+        heap[i], heap[up] = heap[up], heap[i]
+        i = up
+
+
+@njit(cache=True, nogil=True)
+def _pop(heap, size, total, left):
+    """Remove the first of ``size`` items; returns it."""
+    item = heap[0]
+    heap[0] = heap[size - 1]
+    size -= 1
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and _less(heap[child + 1], heap[child], total, left):
+            child += 1
+        if not _less(heap[child], heap[i], total, left):
+            break
+        heap[i], heap[child] = heap[child], heap[i]
+        i = child
+    return item
+
+
+@njit(cache=True, nogil=True)
+def _schedule(nodes, sig, level, signatures, waiting, ptr, users, order, starts):
+    """Ready nodes of each signature are a linked list in order of becoming ready; a heap holds the ready signatures.
+
+    A signature's mean level changes only when it runs, and it is out of the heap then, so the heap stays valid.
+    """
+    count = nodes.size
+    total = np.zeros(signatures, np.int64)
+    left = np.zeros(signatures, np.int64)
+    head = np.full(signatures, -1, np.int64)
+    tail = np.full(signatures, -1, np.int64)
+    link = np.full(count, -1, np.int64)
+    heap = np.empty(signatures, np.int64)
+    size = 0
+    for n in nodes:
+        total[sig[n]] += level[n]
+        left[sig[n]] += 1
+    for k in range(count):
+        if waiting[k] == 0:
+            s = sig[nodes[k]]
+            if head[s] < 0:
+                head[s] = k
+            else:
+                link[tail[s]] = k
+            tail[s] = k
+    for s in range(signatures):
+        if head[s] >= 0:
+            _push(heap, size, s, total, left)
+            size += 1
+    done = 0
+    batches = 0
+    while size:
+        s = _pop(heap, size, total, left)
+        size -= 1
+        starts[batches] = done
+        batches += 1
+        begin = done
+        k = head[s]
+        head[s] = -1
+        while k >= 0:
+            order[done] = k
+            done += 1
+            total[s] -= level[nodes[k]]
+            left[s] -= 1
+            k = link[k]
+        for i in range(begin, done):  # the whole batch has run: release its consumers
+            k = order[i]
+            order[i] = nodes[k]
+            for u in range(ptr[k], ptr[k + 1]):
+                c = users[u]
+                waiting[c] -= 1
+                if waiting[c] == 0:
+                    t = sig[nodes[c]]
+                    if head[t] < 0:
+                        head[t] = c
+                        if t != s:
+                            _push(heap, size, t, total, left)
+                            size += 1
+                    else:
+                        link[tail[t]] = c
+                    tail[t] = c
+        if head[s] >= 0:
+            _push(heap, size, s, total, left)
+            size += 1
+    starts[batches] = done
+    return batches
+
+
+def agenda(pending: Pending) -> tuple[np.ndarray, np.ndarray]:
+    """Order of the chosen nodes, and where each batch starts in it (with the end as last entry)."""
+    nodes, count = pending.nodes, pending.nodes.size
+    graph = (pending.stream, pending.layout, pending.pos, pending.producer)
+    place = pending.place
+    place[nodes] = np.arange(count)
+    waiting = np.empty(count, np.int64)
+    ptr = np.zeros(count + 1, np.int64)
+    _count_consumers(*graph, place, nodes, waiting, ptr)
+    np.cumsum(ptr, out=ptr)
+    users = np.empty(ptr[-1], np.int64)
+    _fill_consumers(*graph, place, nodes, ptr[:-1].copy(), users)
+    place[nodes] = -1
+    order, starts = np.empty(count, np.int64), np.empty(count + 1, np.int64)
+    batches = _schedule(
+        nodes, pending.sig, pending.level, pending.signatures, waiting, ptr, users, order, starts
+    )
+    return order, starts[: batches + 1]

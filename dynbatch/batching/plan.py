@@ -1,0 +1,167 @@
+"""A plan: which nodes run together, in which order, with the operands of each batch as flat index tables."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from dynbatch.batching.stream import ARGS, FLOATS, INTS, LISTS, fill_tables, table_sizes
+
+
+class Tables:
+    """Operand locations and payload of every batch of an order; see `fill_tables`."""
+
+    def __init__(self, graph: Any, order: np.ndarray, starts: np.ndarray, signatures: np.ndarray) -> None:
+        self.layout = graph.layout
+        self.starts = starts
+        self.signatures = signatures
+        batches = signatures.size
+        self._offsets, self._metas, self._floats = (np.empty(batches + 1, np.int64) for _ in range(3))
+        walk = (graph.stream, graph.layout, graph.pos)
+        table_sizes(*walk, order, starts, signatures, self._offsets, self._metas, self._floats)
+        self.table = np.empty(self._offsets[batches], np.int64)
+        self.meta = np.empty(self._metas[batches], np.int64)
+        self.floats = np.empty(self._floats[batches], np.float64)
+        fill_tables(
+            *walk, graph.fpos, order, starts, signatures, graph.location, graph.widths, graph.payload,
+            self.table, self._metas, self.meta, self._offsets, self.floats, self._floats,
+        )  # fmt: skip
+        self._offset_list, self._meta_list = self._offsets.tolist(), self._metas.tolist()
+        self._float_list, self._start_list = self._floats.tolist(), starts.tolist()
+        self._flags = self.meta.tolist()
+        self._layout_list: list[list[int]] = graph.layout.tolist()
+        self.signature_list: list[int] = signatures.tolist()
+
+    def rows(self, b: int) -> int:
+        """Number of nodes in batch ``b``."""
+        return self._start_list[b + 1] - self._start_list[b]
+
+    def arg(self, b: int, index: int) -> tuple[np.ndarray, bool]:
+        """Location of each row's argument, and whether they follow each other."""
+        rows = self.rows(b)
+        start = self._offset_list[b] + index * rows
+        return self.table[start : start + rows], bool(self._flags[self._meta_list[b] + index])
+
+    def int(self, b: int, index: int) -> np.ndarray:
+        """An integer payload column."""
+        rows = self.rows(b)
+        start = self._offset_list[b] + (self._layout_list[self.signature_list[b]][ARGS] + index) * rows
+        return self.table[start : start + rows]
+
+    def float(self, b: int, index: int) -> np.ndarray:
+        """A float payload column, in float64."""
+        rows = self.rows(b)
+        start = self._float_list[b] + index * rows
+        return self.floats[start : start + rows]
+
+    def list(self, b: int, index: int) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Boundaries and element locations of a list argument, and whether the elements follow each other."""
+        rows = self.rows(b)
+        layout = self._layout_list[self.signature_list[b]]
+        start = self._offset_list[b] + (layout[ARGS] + layout[INTS]) * rows
+        flag = self._meta_list[b] + layout[ARGS]
+        for k in range(index):
+            start += rows + 1 + self._flags[flag + 2 * k]
+        count, run = self._flags[flag + 2 * index : flag + 2 * index + 2]
+        boundaries = self.table[start : start + rows + 1]
+        return boundaries, self.table[start + rows + 1 : start + rows + 1 + count], bool(run)
+
+
+class BatchReport:
+    """What one batch did.
+
+    Attributes:
+        name: of the op or cell.
+        rows: nodes in the batch.
+        seconds: time it ran.
+        gathered: bytes copied to bring its operands together.
+        tier: ``numpy`` or ``compiled``.
+        shapes: of the outputs.
+    """
+
+    __slots__ = ("gathered", "name", "rows", "seconds", "shapes", "tier")
+
+    def __init__(self, name: str, rows: int, seconds: float, gathered: int, tier: str, shapes: str) -> None:
+        self.name = name
+        self.rows = rows
+        self.seconds = seconds
+        self.gathered = gathered
+        self.tier = tier
+        self.shapes = shapes
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.name:<28.28} {self.rows:>7} rows  {self.shapes:<20} {self.gathered / 1024:>9.1f} KiB gathered "
+            f"{self.seconds * 1e6:>9.0f} us  {self.tier}"
+        )
+
+
+class Plan:
+    """The last plan that ran; print it for a table.
+
+    Attributes:
+        direction: ``forward`` or ``backward``.
+        strategy: that made it.
+        nodes: how many ran.
+        rows_per_batch: list of batch sizes, in order.
+        batch_reports: a `BatchReport` for each batch.
+        schedule_seconds: time spent putting nodes in order and building index tables.
+        run_seconds: time spent in the batches.
+    """
+
+    def __init__(self, direction: str, strategy: str) -> None:
+        self.direction = direction
+        self.strategy = strategy
+        self.batch_reports: list[BatchReport] = []
+        self.schedule_seconds = 0.0
+        self.run_seconds = 0.0
+        self.clock = time.perf_counter
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that ran."""
+        return sum(self.rows_per_batch)
+
+    @property
+    def batches(self) -> int:
+        """Batches that ran."""
+        return len(self.batch_reports)
+
+    @property
+    def rows_per_batch(self) -> list[int]:
+        """Rows of each batch, in order."""
+        return [b.rows for b in self.batch_reports]
+
+    @property
+    def bytes_gathered(self) -> int:
+        """Bytes copied to bring operands together."""
+        return sum(b.gathered for b in self.batch_reports)
+
+    @property
+    def seconds_per_batch(self) -> list[float]:
+        """Run time of each batch, in order."""
+        return [b.seconds for b in self.batch_reports]
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{self.direction} plan by {self.strategy}: {self.nodes} nodes in {self.batches} batches, "
+            f"{self.bytes_gathered / 1024:.0f} KiB gathered, scheduled in {self.schedule_seconds * 1e3:.2f} ms, "
+            f"run in {self.run_seconds * 1e3:.2f} ms"
+        ]
+        groups: dict[tuple[str, str, str], list[BatchReport]] = {}
+        for report in self.batch_reports:
+            groups.setdefault((report.name, report.shapes, report.tier), []).append(report)
+        header = f"{'program':<28} {'outputs':<20} {'batches':>7} {'rows':>8} {'rows/batch':>10} {'KiB':>9} {'ms':>8}  tier"
+        lines.append(header)
+        for (name, shapes, tier), found in sorted(groups.items(), key=lambda g: -sum(r.seconds for r in g[1])):
+            rows = sum(r.rows for r in found)
+            lines.append(
+                f"{name:<28.28} {shapes:<20.20} {len(found):>7} {rows:>8} {rows / len(found):>10.1f} "
+                f"{sum(r.gathered for r in found) / 1024:>9.0f} {sum(r.seconds for r in found) * 1e3:>8.2f}  {tier}"
+            )
+        return "\n".join(lines)
+
+
+__all__ = ["ARGS", "FLOATS", "INTS", "LISTS", "BatchReport", "Plan", "Tables"]

@@ -1,0 +1,87 @@
+"""Running what is asked for: the entry points behind `Expression.value`, `backward` and `gradient`.
+
+One plan runs at a time in a process: BLAS and the compiled kernels use the cores together, and their libraries are
+not all safe to call from two threads at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from dynbatch.batching.execution import Execution
+from dynbatch.batching.plan import Plan
+from dynbatch.errors import BackwardError, user_line
+from dynbatch.graph import Expression, Graph, check_live, state
+
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _execution(graph: Graph) -> Execution:
+    if graph.execution is None:
+        graph.execution = Execution(graph)
+    return graph.execution
+
+
+def values(expression: Expression) -> np.ndarray:
+    """The value of an expression in the user's shape; batch elements along an added last dimension."""
+    check_live(expression)
+    with _lock:
+        execution = _execution(expression.graph)
+        vids = list(expression.vids)
+        execution.forward(vids)
+        found = [execution.value(vid, expression.type) for vid in vids]
+    return found[0] if len(found) == 1 else np.stack(found, axis=-1)
+
+
+def forward(expressions: list[Expression]) -> None:
+    """Compute several expressions in one plan."""
+    for e in expressions:
+        check_live(e)
+    if expressions:
+        with _lock:
+            _execution(expressions[0].graph).forward([vid for e in expressions for vid in e.vids])
+
+
+def backward(expression: Expression, full: bool) -> None:
+    """See `Expression.backward`."""
+    check_live(expression)
+    if expression.type.size != 1 or len(expression.vids) != 1:
+        shape, batch = expression.dim()
+        raise BackwardError(
+            f"{user_line()}: backward() needs a scalar loss, not shape {shape}"
+            + (f" with {batch} batch elements; sum_batches() makes it one" if batch > 1 else "")
+        )
+    with _lock:
+        execution = _execution(expression.graph)
+        execution.forward([expression.vid])
+        execution.backward(expression.vid, full)
+
+
+def gradient(expression: Expression) -> np.ndarray:
+    """See `Expression.gradient`."""
+    check_live(expression)
+    with _lock:
+        execution = _execution(expression.graph)
+        found = [execution.gradient(vid, expression.type) for vid in expression.vids]
+    return found[0] if len(found) == 1 else np.stack(found, axis=-1)
+
+
+def plan(direction: str = "forward") -> Plan:
+    """The last plan of this thread's graph (``forward`` or ``backward``); print it for a table."""
+    execution: Any = state.graph.execution
+    if execution is None:
+        return state.last_plans.get(direction) or Plan(direction, "none")
+    return execution.last if direction == "forward" else execution.last_backward

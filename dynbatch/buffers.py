@@ -1,0 +1,101 @@
+"""Memory of parameters: aligned arrays, and the flat buffers that the dense parameters of a collection share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dynbatch.config import config
+from dynbatch.errors import OutOfMemoryError, ShapeError
+
+if TYPE_CHECKING:
+    from dynbatch.parameters import Parameter
+
+ALIGNMENT = 64  # bytes: one cache line and one AVX-512 register; every parameter starts on a multiple
+
+
+class FlatBuffers:
+    """The flat buffers under one root."""
+
+    def __init__(self) -> None:
+        self.dtype: np.dtype | None = None
+        self.values = np.zeros(0, dtype=config.dtype)
+        self.gradients: np.ndarray | None = None
+        self.version = 0
+        self.layout = 0  # grows when a parameter is added, frozen or thawed
+        self._reserved_values = self.values
+        self._reserved_gradients: np.ndarray | None = None
+        self._parameters: list[Parameter] = []
+
+    def fix_dtype(self, dtype: np.dtype) -> None:
+        """Say the dtype of all values under this root, when the first of them is made."""
+        if self.dtype is None:
+            self.dtype = dtype
+            self.values = self._reserved_values = np.zeros(0, dtype=dtype)
+        config.parameters_exist = True
+
+    def append(self, parameter: Parameter, values: np.ndarray) -> None:
+        """Give ``parameter`` the end of the buffer, and ``values``, of its shape, to start with."""
+        dtype = parameter.type.dtype
+        self.fix_dtype(dtype)
+        per_line = ALIGNMENT // dtype.itemsize
+        used = len(self.values)
+        size = used + -(-parameter.type.size // per_line) * per_line
+        if size > len(self._reserved_values):
+            # Doubled, so that adding n parameters copies O(n) values; pages never written take no memory.
+            capacity = max(size, 2 * used)
+            grown = aligned_zeros(capacity, dtype)
+            grown_gradients = None if self.gradients is None else aligned_zeros(capacity, dtype)
+            grown[:used] = self.values
+            if grown_gradients is not None:
+                grown_gradients[:used] = self.gradients
+            self._reserved_values, self._reserved_gradients = grown, grown_gradients
+            moved = [*self._parameters, parameter]
+        else:
+            moved = [parameter]
+        parameter.offset = used
+        self._parameters.append(parameter)
+        self.values = self._reserved_values[:size]
+        if self._reserved_gradients is not None:
+            self.gradients = self._reserved_gradients[:size]
+        self.layout += 1
+        for each in moved:
+            each.locate()
+        parameter.data[...] = values.T
+
+    def allocated_gradients(self) -> np.ndarray:
+        """The gradient buffer, made when this is asked first."""
+        if self.gradients is None:
+            self._reserved_gradients = aligned_zeros(len(self._reserved_values), self.values.dtype)
+            self.gradients = self._reserved_gradients[: len(self.values)]
+            for each in self._parameters:
+                each.locate()
+        return self.gradients
+
+
+def aligned_zeros(size: int, dtype: np.dtype) -> np.ndarray:
+    """``size`` zeros that start on a multiple of `ALIGNMENT`; takes memory only as it is written."""
+    block = np.zeros(size * dtype.itemsize + ALIGNMENT, dtype=np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + size * dtype.itemsize].view(dtype)
+
+
+@contextmanager
+def memory_for(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[None]:
+    """Turn a `MemoryError` inside into one that names the parameter and says how much it wanted."""
+    try:
+        yield
+    except MemoryError as error:
+        wanted = np.prod(shape, dtype=float) * dtype.itemsize / 2**30
+        raise OutOfMemoryError(f"{name} of shape {shape} wants {wanted:.1f} GiB of memory: {error}") from None
+
+
+def of_shape(name: str, array: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """``array`` as a NumPy array, after a check that it has ``shape``; ``name`` is for the error."""
+    array = np.asarray(array)
+    if array.shape != shape:
+        raise ShapeError(f"{name} has the shape {shape}: an array of shape {array.shape} does not fit")
+    return array

@@ -1,0 +1,1 @@
+"""Passes from Program to Program, one file each, and the representation that they work on."""

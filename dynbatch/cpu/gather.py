@@ -1,0 +1,71 @@
+"""Compiled gathers and the pulled sums of gradients, over one flat array addressed by offsets."""
+
+from __future__ import annotations
+
+from numba import njit
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def gather(mem, offsets, width, start, stride):
+    """Copy ``width`` elements from each offset to rows ``start``, ``start + stride``, ..."""
+    for r in range(offsets.size):
+        source = mem[offsets[r] : offsets[r] + width]
+        target = mem[start + r * stride : start + r * stride + width]
+        for j in range(width):
+            target[j] = source[j]
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def gather_from(data, offsets, width, mem, start):
+    """Copy ``width`` elements of ``data`` from each offset to consecutive rows of ``mem``."""
+    for r in range(offsets.size):
+        source = data[offsets[r] : offsets[r] + width]
+        target = mem[start + r * width : start + (r + 1) * width]
+        for j in range(width):
+            target[j] = source[j]
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def sum_edges(mem, values, ptr, edges, edge_location, width, start):
+    """For each value, the sum of the gradients that its consumers wrote to their edges; returns where the rows are.
+
+    Where each has one edge and those follow each other, nothing is copied and the location of the first is returned;
+    else the sums are written from ``start`` on. A negative edge location means that no gradient comes from there.
+    """
+    rows = values.size
+    single = True
+    previous = 0
+    for r in range(rows):
+        v = values[r]
+        if ptr[v + 1] - ptr[v] != 1:
+            single = False
+            break
+        here = edge_location[edges[ptr[v]]]
+        if here < 0 or (r and here - previous != width):
+            single = False
+            break
+        previous = here
+    if single and start < 0:
+        return edge_location[edges[ptr[values[0]]]]
+    if start < 0:
+        return -1
+    for r in range(rows):
+        v = values[r]
+        target = mem[start + r * width : start + (r + 1) * width]
+        filled = False
+        for e in range(ptr[v], ptr[v + 1]):
+            here = edge_location[edges[e]]
+            if here < 0:
+                continue
+            source = mem[here : here + width]
+            if filled:
+                for j in range(width):
+                    target[j] += source[j]
+            else:
+                for j in range(width):
+                    target[j] = source[j]
+                filled = True
+        if not filled:
+            for j in range(width):
+                target[j] = 0
+    return start

@@ -1,0 +1,332 @@
+"""Recording: the graph is an append-only stream of integers, and an Expression is a handle on one value in it.
+
+Plain typed Python without NumPy, since this runs once for every op that a user calls. A node is recorded as
+``[signature, arguments..., (length, elements...) for each list, integer payloads...]`` in `Graph.stream`; floats go to
+`Graph.floats`. Where a node starts and what its parts mean follows from its signature, so that nothing else needs to
+be written. Everything about running is in `dynbatch.batching` and `dynbatch.cpu`.
+
+A manually batched expression (DyNet's batch dimension) is one ordinary node for each batch element, recorded
+together: broadcasting is a repeated argument, picking an element costs nothing, and automatic batching sees through.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dynbatch.config import config
+from dynbatch.errors import StaleExpressionError, user_line
+from dynbatch.signature import Signature
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dynbatch.types import Type
+
+Number = (int, float)
+_serials = itertools.count(1)
+
+
+class State(threading.local):
+    """What a thread is recording into: its graph, and the trace of the cell that is being traced, if any."""
+
+    def __init__(self) -> None:
+        self.keep = True  # whether plans keep what backward reads: not within no_grad
+        self.tracer: Any = None
+        self.last_plans: dict[str, Any] = {}
+        self.graph = Graph()
+
+
+class Graph:
+    """Everything recorded since `renew_cg`, and where its values lie once they are computed.
+
+    Attributes:
+        live: False once the graph was renewed; its expressions are then refused.
+        stream: the recorded integers.
+        floats: float payloads, in recording order.
+        data: values given by the user (`inputTensor`), flat; an integer payload holds the offset.
+        values: how many values were recorded; the next value's id.
+        signatures: the signatures used, by their index in the stream.
+        lanes: (first value, count) of nodes recorded together as one manual batch.
+        execution: the backend's state for this graph; None until something runs.
+    """
+
+    def __init__(self) -> None:
+        self.serial = next(_serials)
+        self.live = True
+        self.stream = array("q")
+        self.floats = array("d")
+        self.data = array("f" if config.dtype == "float32" else "d")
+        self.dtype = config.dtype
+        self.values = 0
+        self.signatures: list[Signature] = []
+        self.lanes = array("q")
+        self.constants: dict[Any, Expression] = {}
+        self._indices: dict[int, int] = {}
+        self.execution: Any = None
+
+    def touch(self, signature: Signature) -> int:
+        """This graph's index of the signature, which is added on first use (and kept alive by the graph)."""
+        index = self._indices.get(id(signature))
+        if index is None:
+            index = len(self.signatures)
+            self.signatures.append(signature)
+            self._indices[id(signature)] = index
+        signature.place = (self.serial, index)
+        return index
+
+
+def current_graph() -> Graph:
+    """The graph that this thread records into."""
+    return state.graph
+
+
+def renew_cg() -> None:
+    """Start a new graph; expressions of the old one cannot be used any more. Memory is kept for reuse."""
+    old = state.graph
+    old.live = False
+    if old.execution is not None:
+        state.last_plans = {"forward": old.execution.last, "backward": old.execution.last_backward}
+        old.execution.release()
+    state.graph = Graph()
+
+
+def _refuse_bool(self: Any) -> NoReturn:
+    raise TypeError(
+        "an Expression has no truth value: read its value first, e.g. `if e.value() > 0:` or `if e > 0:` for a scalar"
+    )
+
+
+class Operand:
+    """What ops take: an `Expression` or a parameter. Has the operators.
+
+    ``*`` and ``@`` are the matrix product between operands, and ``*`` scales by a number; ``+`` and ``-``
+    broadcast as DyNet does, aligned at the left; ``/`` divides elementwise; ``[]`` picks along the first dimension.
+    Comparisons with numbers read the value.
+    """
+
+    __slots__ = ()
+
+    is_parameter = False
+    is_lookup = False
+    graph: Graph | None
+    key: Any
+    type: Type
+
+    def __add__(self, other: Any) -> Expression:
+        return ops.plus(self, other)
+
+    def __radd__(self, other: Any) -> Expression:
+        return ops.plus(self, other)
+
+    def __sub__(self, other: Any) -> Expression:
+        return ops.minus(self, other)
+
+    def __rsub__(self, other: Any) -> Expression:
+        return ops.minus(other, self)
+
+    def __mul__(self, other: Any) -> Expression:
+        return ops.times(self, other)
+
+    def __rmul__(self, other: Any) -> Expression:
+        return ops.times(self, other)
+
+    def __matmul__(self, other: Any) -> Expression:
+        return ops.matrix_product(self, other)
+
+    def __truediv__(self, other: Any) -> Expression:
+        return ops.divide(self, other)
+
+    def __rtruediv__(self, other: Any) -> Expression:
+        return ops.divide(other, self)
+
+    def __pow__(self, other: Any) -> Expression:
+        return ops.pow(self, other)
+
+    def __neg__(self) -> Expression:
+        return ops.negate(self)
+
+    def __getitem__(self, index: Any) -> Expression:
+        return ops.get_item(self, index)
+
+    __bool__ = _refuse_bool
+
+    def __len__(self) -> int:
+        return self.type.shape[0]
+
+    def __lt__(self, other: float) -> bool:
+        return float(self) < _number(other)
+
+    def __le__(self, other: float) -> bool:
+        return float(self) <= _number(other)
+
+    def __gt__(self, other: float) -> bool:
+        return float(self) > _number(other)
+
+    def __ge__(self, other: float) -> bool:
+        return float(self) >= _number(other)
+
+    def __eq__(self, other: object) -> bool:
+        return float(self) == other if isinstance(other, Number) else self is other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = object.__hash__
+
+    def __float__(self) -> float:
+        return self.scalar_value()
+
+    def dim(self) -> tuple[tuple[int, ...], int]:
+        """(shape, number of batch elements)."""
+        return self.type.shape, 1
+
+    def npvalue(self, recalculate: bool = False) -> np.ndarray:
+        """The value as a NumPy array in the user's shape, batch elements along an added last dimension."""
+        raise NotImplementedError
+
+    def value(self, recalculate: bool = False) -> Any:
+        """The value: a float for a scalar, a list of floats for a vector, else a NumPy array."""
+        array = self.npvalue()
+        if array.size == 1:
+            return float(array.reshape(-1)[0])
+        return array.tolist() if array.ndim == 1 else array
+
+    def scalar_value(self, recalculate: bool = False) -> float:
+        """The value of a scalar as a float; ValueError for anything larger."""
+        array = self.npvalue()
+        if array.size != 1:
+            raise ValueError(f"scalar_value: the expression has shape {array.shape}, not one element")
+        return float(array.reshape(-1)[0])
+
+    def vec_value(self, recalculate: bool = False) -> list[float]:
+        """All elements as a flat list of floats, in column-major order."""
+        return [float(x) for x in self.npvalue().reshape(-1, order="F")]
+
+    def argmax_value(self) -> Any:
+        """Index of the largest element (the first, if several), in column-major order; a list for a batch."""
+        array, batch = self.npvalue(), self.dim()[1]
+        if batch == 1:
+            return int(array.reshape(-1, order="F").argmax())
+        return [int(i) for i in array.reshape(-1, batch, order="F").argmax(0)]
+
+
+def _number(x: Any) -> float:
+    if isinstance(x, (int, float)) or hasattr(x, "__float__"):
+        return float(x)
+    raise TypeError(f"an Expression can be compared with a number, not with {type(x).__name__}")
+
+
+class Expression(Operand):
+    """A handle on one recorded value.
+
+    ``key`` is what the op tables are searched by: the value's type; handles that need more than the fast path
+    (batched ones, and those inside a trace) have a key of their own, which no table holds.
+    """
+
+    __slots__ = ("graph", "key", "vid")
+
+    graph: Graph
+    vid: int
+
+    def __init__(self, graph: Graph, vid: int, key: Any) -> None:
+        self.graph = graph
+        self.vid = vid
+        self.key = key
+
+    @property
+    def type(self) -> Type:  # type: ignore[override]
+        """Shape and dtype of the value."""
+        return self.key
+
+    @property
+    def vids(self) -> Sequence[int]:
+        """Ids of the values: one, or one for each batch element."""
+        return (self.vid,)
+
+    def __repr__(self) -> str:
+        shape, batch = self.dim()
+        return f"<Expression {shape}{f' x {batch}' if batch > 1 else ''}, value {self.vid}>"
+
+    def npvalue(self, recalculate: bool = False) -> np.ndarray:
+        """The value as a NumPy array in the user's shape; runs what it needs and does not have yet.
+
+        Raises:
+            StaleExpressionError: the graph was renewed since.
+        """
+        from dynbatch.batching.run import values
+
+        return values(self)
+
+    def forward(self, recalculate: bool = False) -> Any:
+        """Compute the value now, and return it as `value` does."""
+        return self.value()
+
+    def backward(self, full: bool = False) -> None:
+        """Add the gradients of this scalar to those of the parameters.
+
+        Arguments:
+            full: keep gradients of inner expressions too, for `gradient`.
+
+        Raises:
+            BackwardError: not a scalar, or parameters changed since the value was computed.
+        """
+        from dynbatch.batching.run import backward
+
+        backward(self, full)
+
+    def gradient(self) -> np.ndarray:
+        """Gradient of the last loss with respect to this expression; needs ``loss.backward(full=True)``."""
+        from dynbatch.batching.run import gradient
+
+        return gradient(self)
+
+
+class BatchedExpression(Expression):
+    """An expression with batch elements: one value for each, all of one type."""
+
+    __slots__ = ("_type", "_vids")
+
+    def __init__(self, graph: Graph, vids: Sequence[int], type: Type) -> None:
+        super().__init__(graph, vids[0], object())
+        self._vids = vids
+        self._type = type
+
+    @property
+    def type(self) -> Type:  # type: ignore[override]
+        """Shape and dtype of one element."""
+        return self._type
+
+    @property
+    def vids(self) -> Sequence[int]:
+        """Ids of the elements' values."""
+        return self._vids
+
+    def dim(self) -> tuple[tuple[int, ...], int]:
+        """(shape, number of batch elements)."""
+        return self._type.shape, len(self._vids)
+
+
+def handle(graph: Graph, vids: Sequence[int], type: Type) -> Expression:
+    """An expression of these values: plain for one, batched for several."""
+    return Expression(graph, vids[0], type) if len(vids) == 1 else BatchedExpression(graph, vids, type)
+
+
+def check_live(expression: Expression) -> None:
+    """Raise `StaleExpressionError` if the expression's graph was renewed or is another thread's."""
+    graph = expression.graph
+    if not graph.live:
+        raise StaleExpressionError(
+            f"{user_line()}: this expression belongs to a graph that renew_cg() has ended; "
+            f"build it again after renew_cg()"
+        )
+    if graph is not state.graph:
+        raise StaleExpressionError(f"{user_line()}: expressions of two graphs (of two threads) cannot be mixed")
+
+
+state = State()
+
+from dynbatch import ops  # noqa: E402  the operators need the ops, which need what is above

@@ -1,0 +1,220 @@
+"""Lookup tables: rows of values chosen by index, with a sparse gradient that lists the rows it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dynbatch.buffers import aligned_zeros, of_shape
+from dynbatch.constant_parameters import ConstantParameter
+from dynbatch.errors import IndexRangeError, ShapeError
+from dynbatch.types import Type
+
+if TYPE_CHECKING:
+    from dynbatch.parameters import ParameterCollection
+
+
+class LookupParameter:
+    """A table of V rows with a sparse gradient; made by `ParameterCollection.add_lookup_parameters`.
+
+    ``table[i]`` is the expression ``dynbatch.lookup(table, i)``.
+
+    Attributes:
+        type: shape and dtype of one row.
+        size: V, the number of rows.
+        shape: ``(V, *row shape)``.
+        data: the values, an array of shape ``(V, *type.storage)``; after writing to it call
+            `ParameterCollection.mark_changed`.
+        name, collection, root, key, table: as of `Parameter`.
+        update: whether trainers change it.
+        lookup_signature: the core's cache of the signature of a lookup.
+    """
+
+    is_parameter = True
+    is_lookup = True
+
+    def __init__(
+        self,
+        collection: ParameterCollection,
+        name: str,
+        row_type: Type,
+        size: int,
+        values: np.ndarray,
+        update: bool,
+    ) -> None:
+        self.collection = collection
+        self.root = collection.root
+        self.name = name
+        self.type = row_type
+        self.key = self
+        self.size = size
+        self.shape = (size, *row_type.shape)
+        self.table: dict[Any, Any] = {}
+        self.lookup_signature: Any = None
+        self.update = bool(update)
+        self._buffers = collection._buffers
+        self.data = aligned_zeros(size * row_type.size, row_type.dtype).reshape(size, *row_type.storage)
+        self.data[...] = _rows_transposed(values)
+        self._gradient: np.ndarray | None = None
+        self._is_touched = np.zeros(0, dtype=np.bool_)
+        self._touched = np.empty(0, dtype=np.int64)
+        self._touched_count = 0
+        self._constant: ConstantParameter | None = None
+        self._buffers.fix_dtype(row_type.dtype)
+
+    def __repr__(self) -> str:
+        return f"LookupParameter {self.name} {self.shape}"
+
+    def __getitem__(self, i: int) -> Any:
+        from dynbatch.ops import lookup
+
+        return lookup(self, i)
+
+    @property
+    def constant(self) -> ConstantParameter:
+        """The table as a constant, always the same object; no gradient comes from where it is used."""
+        if self._constant is None:
+            self._constant = ConstantParameter(self)
+        return self._constant
+
+    def set_updated(self, update: bool) -> None:
+        """DyNet's way to set `update`."""
+        self.update = bool(update)
+
+    def is_updated(self) -> bool:
+        """DyNet's way to read `update`."""
+        return self.update
+
+    # Values
+
+    def as_array(self) -> np.ndarray:
+        """A copy of the values, of shape ``(V, *row shape)``."""
+        return np.array(self.as_user_rows(self.data), order="C")
+
+    def row_as_array(self, i: int) -> np.ndarray:
+        """A copy of row ``i``, of the row's shape.
+
+        Raises:
+            IndexRangeError: there is no row ``i``.
+        """
+        return np.array(self.data[self._row(i)].T, order="C")
+
+    def rows_as_array(self, ids: Sequence[int]) -> np.ndarray:
+        """A copy of the rows ``ids``, of shape ``(len(ids), *row shape)``.
+
+        Raises:
+            IndexRangeError: a row that is not there.
+        """
+        rows = [self._row(i) for i in ids]
+        return np.array(_rows_transposed(self.data[rows]), order="C")
+
+    def init_row(self, i: int, row: Any) -> None:
+        """Set the values of row ``i`` from an array of the row's shape.
+
+        Raises:
+            IndexRangeError: there is no row ``i``.
+            ShapeError: another shape.
+        """
+        i = self._row(i)
+        self.data[i] = of_shape(f"row {i} of {self.name}", row, self.type.shape).T
+        self._buffers.version += 1
+
+    def init_from_array(self, array: Any) -> None:
+        """Set all values from an array of shape ``(V, *row shape)``.
+
+        Raises:
+            ShapeError: another shape.
+        """
+        self.data[...] = _rows_transposed(of_shape(self.name, array, self.shape))
+        self._buffers.version += 1
+
+    def zero(self) -> None:
+        """Set the values and the gradient to zero."""
+        self.data[...] = 0
+        self.clear_gradient()
+        self._buffers.version += 1
+
+    def scale(self, a: float) -> None:
+        """Multiply the values by a number."""
+        self.data *= a
+        self._buffers.version += 1
+
+    # Gradient
+
+    @property
+    def gradient_rows(self) -> np.ndarray:
+        """The gradient of the whole table, laid out as `data`; all rows that are not in `touched` are zero."""
+        if self._gradient is None:
+            self._gradient = aligned_zeros(self.data.size, self.data.dtype).reshape(self.data.shape)
+            self._is_touched = np.zeros(self.size, dtype=np.bool_)
+            self._touched = np.empty(self.size, dtype=np.int64)
+        return self._gradient
+
+    @property
+    def touched(self) -> np.ndarray:
+        """The rows with a gradient since it was cleared last: sorted, each once, int64."""
+        return np.sort(self._touched[: self._touched_count])
+
+    def add_gradient(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Add to the gradients of some rows, in the order given.
+
+        Arguments:
+            ids: int64 array of rows; a row may be there more than once.
+            rows: what to add, an array of shape ``(len(ids), *type.storage)``.
+
+        Raises:
+            IndexRangeError: a row that is not there; nothing is added then.
+            ShapeError: ``rows`` has another shape.
+        """
+        from dynbatch.cpu.trainer_kernels import add_rows
+
+        ids = np.ascontiguousarray(ids, dtype=np.int64)
+        rows = np.ascontiguousarray(rows, dtype=self.data.dtype)
+        if rows.size != ids.size * self.type.size:
+            raise ShapeError(f"{self.name}: a gradient of shape {rows.shape} for {ids.size} rows of {self.type}")
+        gradient = self.gradient_rows.reshape(self.size, -1)
+        count = add_rows(
+            gradient, self._is_touched, self._touched, self._touched_count, ids, rows.reshape(ids.size, self.type.size)
+        )
+        if count < 0:
+            raise IndexRangeError(f"{self.name} has {self.size} rows: a gradient for row {ids[-1 - count]} was added")
+        self._touched_count = count
+
+    def clear_gradient(self) -> None:
+        """Set the gradient to zero, touching only the rows that have one."""
+        if self._gradient is not None:
+            touched = self._touched[: self._touched_count]
+            self._gradient[touched] = 0
+            self.mark_cleared()
+
+    def grad_as_array(self) -> np.ndarray:
+        """A copy of the gradient, of shape ``(V, *row shape)``."""
+        return np.array(self.as_user_rows(self.gradient_rows), order="C")
+
+    def scale_gradient(self, a: float) -> None:
+        """Multiply the gradient by a number."""
+        gradient = self.gradient_rows
+        gradient *= a
+
+    def as_user_rows(self, array: np.ndarray) -> np.ndarray:
+        """A view of an array of the table's size, in storage order, in the user's shape ``(V, *row shape)``."""
+        return _rows_transposed(array.reshape(self.data.shape))
+
+    def mark_cleared(self) -> None:
+        """Forget which rows were touched, once their gradients are zero again."""
+        self._is_touched[self._touched[: self._touched_count]] = False
+        self._touched_count = 0
+
+    def _row(self, i: int) -> int:
+        row = index(i)
+        if not 0 <= row < self.size:
+            raise IndexRangeError(f"{self.name} has {self.size} rows: there is no row {row}")
+        return row
+
+
+def _rows_transposed(rows: np.ndarray) -> np.ndarray:
+    """A view with each row's axes reversed: from the user's order to storage order, and back."""
+    return rows.transpose(0, *range(rows.ndim - 1, 0, -1))

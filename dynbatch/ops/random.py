@@ -1,0 +1,63 @@
+"""Counter-based random numbers: element ``i`` of a draw is a hash of (the node's key, which draw, ``i``).
+
+The key is a payload given at recording (see `dynbatch.config.Config.next_key`), so what is drawn depends neither on
+the strategy nor on the batch, and recomputing a value draws it again. The hash is SplitMix64's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dynbatch.ops.primitive import Array, Primitive
+from dynbatch.types import Type, type_of
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _uniform(key: Array, size: int, salt: int) -> Array:
+    """(rows, size) numbers in (0, 1), open at both ends so that logarithms are finite."""
+    with np.errstate(over="ignore"):
+        start = _mix(key.view(np.uint64) + np.uint64(salt) * _GOLDEN)
+        bits = _mix(start[:, None] + np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN)
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+class Uniform(Primitive):
+    """Uniform in (0, 1)."""
+
+    name = "random_uniform"
+
+    def infer(self, key: None, shape: tuple[int, ...], salt: int, dtype: str) -> Type:  # type: ignore[override]
+        return type_of(shape, dtype)
+
+    def numpy(self, key: Array, shape: tuple[int, ...], salt: int, dtype: str) -> Array:  # type: ignore[override]
+        t = type_of(shape, dtype)
+        u = _uniform(key, t.size, salt)
+        if dtype == "float32":  # rounding to float32 can reach 1
+            u = np.minimum(u, 1 - 2.0**-24)
+        return u.astype(dtype).reshape(-1, *t.storage)
+
+
+class Normal(Primitive):
+    """Normal with mean zero and deviation one, by Box and Muller's transform of two uniforms."""
+
+    name = "random_normal"
+
+    def infer(self, key: None, shape: tuple[int, ...], salt: int, dtype: str) -> Type:  # type: ignore[override]
+        return type_of(shape, dtype)
+
+    def numpy(self, key: Array, shape: tuple[int, ...], salt: int, dtype: str) -> Array:  # type: ignore[override]
+        t = type_of(shape, dtype)
+        u = _uniform(key, 2 * t.size, salt)
+        radius = np.sqrt(-2 * np.log(u[:, : t.size]))
+        return (radius * np.cos(2 * np.pi * u[:, t.size :])).astype(dtype).reshape(-1, *t.storage)
+
+
+uniform = Uniform()
+normal = Normal()

@@ -1,0 +1,257 @@
+"""Recording one op call: find its signature by the operands' types, append a node, return its handle.
+
+An `Op` is what the public functions call. Its ``compose`` says in primitives what it computes; it runs once for each
+combination of operand types and parameters, or inside the trace of a cell.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dynbatch.compiler.trace import Tracer
+from dynbatch.config import config
+from dynbatch.errors import DynbatchError, IndexRangeError, ShapeError, user_line
+from dynbatch.graph import Expression, Graph, Operand, check_live, handle, state
+from dynbatch.signature import Signature
+
+Payload = Sequence[Any]
+
+
+class Op:
+    """One public op.
+
+    Arguments:
+        name: as users call it.
+        compose: ``compose(tracer, *operands, *ints, *floats, *static) -> value id`` over value ids.
+    """
+
+    def __init__(self, name: str, compose: Callable[..., int]) -> None:
+        self.name = name
+        self.compose = compose
+        self.table: dict[Any, Signature] = {}
+
+    def __call__(
+        self, operands: Sequence[Any], ints: Payload = (), floats: Payload = (), static: tuple[Any, ...] = ()
+    ) -> Expression:
+        """Record a call. In a trace it is inlined instead."""
+        if state.tracer is not None:
+            return self.trace(operands, ints, floats, static)
+        graph = state.graph
+        vids = []
+        for operand in operands:
+            if type(operand) is Expression:
+                if operand.graph is not graph:
+                    check_live(operand)
+                vids.append(operand.vid)
+            elif not operand.is_parameter:
+                return self._record_lanes(operands, ints, floats, static)
+        signature = self.find(operands, len(ints), len(floats), static)
+        place = signature.place
+        index = place[1] if place[0] == graph.serial else graph.touch(signature)
+        if not vids and not ints and not floats and not signature.tail:
+            return self._constant(graph, signature, index)
+        graph.stream.extend((index, *vids, *ints))
+        if floats:
+            graph.floats.extend(floats)
+        if signature.tail:
+            append_tail(graph, signature)
+        vid = graph.values
+        graph.values = vid + 1
+        return Expression(graph, vid, signature.type)
+
+    def unary(self, x: Any) -> Expression:
+        """Record a call with one operand and nothing else: the fast path of `__call__`."""
+        signature = self.table.get(x.key)
+        if signature is None or x.graph is not state.graph:
+            return self((as_operand(x),))
+        graph = x.graph
+        place = signature.place
+        graph.stream.extend((place[1] if place[0] == graph.serial else graph.touch(signature), x.vid))
+        vid = graph.values
+        graph.values = vid + 1
+        return Expression(graph, vid, signature.type)
+
+    def binary(self, x: Any, y: Any) -> Expression:
+        """Record a call with two operands and nothing else: the fast path of `__call__`."""
+        signature = self.table.get((x.key, y.key))
+        graph = x.graph
+        if signature is None or graph is not state.graph or y.graph is not graph:
+            return self((as_operand(x), as_operand(y)))
+        place = signature.place
+        graph.stream.extend((place[1] if place[0] == graph.serial else graph.touch(signature), x.vid, y.vid))
+        vid = graph.values
+        graph.values = vid + 1
+        return Expression(graph, vid, signature.type)
+
+    def find(self, operands: Sequence[Any], ints: int, floats: int, static: tuple[Any, ...] = ()) -> Signature:
+        """The signature for operands like these, traced on first sight.
+
+        Kept by the op, or by the first parameter among the operands, so that it lives as long as that does.
+        """
+        table = self.table
+        key: Any
+        for operand in operands:
+            if operand.is_parameter:
+                table = operand.table
+                key = (self, ints, floats, static, *[o if o.is_parameter else o.type for o in operands])
+                break
+        else:
+            types = [o.type for o in operands]
+            if static or ints or floats or len(types) > 2:
+                key = (ints, floats, static, *types)
+            else:
+                key = types[0] if len(types) == 1 else tuple(types)
+        signature = table.get(key)
+        if signature is None:
+            tracer = Tracer(self.name, state.graph.dtype)
+            values = [tracer.slot(o) if o.is_parameter else tracer.arg(o.type) for o in operands]
+            values += [tracer.int() for _ in range(ints)]
+            values += [tracer.float() for _ in range(floats)]
+            signature = table.setdefault(key, tracer.signature((self._compose(tracer, operands, values, static),)))
+        return signature
+
+    def trace(
+        self, operands: Sequence[Any], ints: Payload = (), floats: Payload = (), static: tuple[Any, ...] = ()
+    ) -> Expression:
+        """Inline the call into the cell that is being traced."""
+        tracer = state.tracer
+        values = [tracer.value_of(o) for o in operands]
+        values += [tracer.int_of(i) for i in ints]
+        values += [tracer.float_of(f) for f in floats]
+        return tracer.expression(self._compose(tracer, operands, values, static))
+
+    def _compose(self, tracer: Tracer, operands: Sequence[Any], values: list[int], static: tuple[Any, ...]) -> int:
+        try:
+            return self.compose(tracer, *values, *static)
+        except DynbatchError as error:
+            raise described(error, self.name, operands) from None
+
+    def _constant(self, graph: Graph, signature: Signature, index: int) -> Expression:
+        """A node that depends on parameters alone is recorded once a graph."""
+        found = graph.constants.get(signature)
+        if found is None:
+            graph.stream.append(index)
+            found = graph.constants[signature] = Expression(graph, graph.values, signature.type)
+            graph.values += 1
+        return found
+
+    def _record_lanes(
+        self, operands: Sequence[Any], ints: Payload, floats: Payload, static: tuple[Any, ...]
+    ) -> Expression:
+        """A call on manually batched operands or payload: one node a batch element."""
+        lanes = lane_count(self.name, operands, ints, floats)
+        signature = self.find(operands, len(ints), len(floats), static)
+        columns = [spread(o.vids, lanes) for o in operands if not o.is_parameter]
+        columns += [spread(i if isinstance(i, Lanes) else (i,), lanes) for i in ints]
+        floating = [spread(f if isinstance(f, Lanes) else (f,), lanes) for f in floats]
+        return record_rows(signature, columns, floating, lanes)
+
+    def lanes(
+        self, operands: Sequence[Any], ints: Payload = (), floats: Payload = (), static: tuple[Any, ...] = ()
+    ) -> Expression:
+        """Record a call whose payload may differ between batch elements (entries that are `Lanes`)."""
+        if state.tracer is not None:
+            raise DynbatchError(f"{self.name}: batch elements are not for use in a cell; call the cell on them instead")
+        operands = [as_operand(o) for o in operands]
+        return self._record_lanes(operands, ints, floats, static)
+
+
+class Lanes(tuple[Any, ...]):
+    """A payload with one entry a batch element."""
+
+    __slots__ = ()
+
+
+def spread(values: Sequence[Any], lanes: int) -> Sequence[Any]:
+    """One entry a lane: a single one is repeated."""
+    return values if len(values) == lanes else tuple(values) * lanes
+
+
+def lane_count(name: str, operands: Sequence[Any], ints: Payload = (), floats: Payload = ()) -> int:
+    """The number of batch elements; raises `ShapeError` where operands disagree."""
+    for operand in operands:
+        if not operand.is_parameter:
+            check_live(operand)
+    sizes = {len(o.vids) for o in operands if not o.is_parameter}
+    sizes |= {len(p) for p in (*ints, *floats) if isinstance(p, Lanes)}
+    sizes.discard(1)
+    if len(sizes) > 1:
+        raise ShapeError(f"{user_line()}: {name}: batch sizes {sorted(sizes)} differ")
+    return sizes.pop() if sizes else 1
+
+
+def record_rows(
+    signature: Signature, columns: Sequence[Sequence[int]], floats: Sequence[Sequence[float]], lanes: int
+) -> Expression:
+    """Append one node for each lane; `columns` hold what the stream gets behind the signature, by place."""
+    graph = state.graph
+    index = graph.touch(signature)
+    first = graph.values
+    for lane, row in enumerate(zip(*columns)) if columns else enumerate([()] * lanes):
+        graph.stream.append(index)
+        graph.stream.extend(row)
+        if floats:
+            graph.floats.extend([column[lane] for column in floats])
+        if signature.tail:
+            append_tail(graph, signature)
+    graph.values = first + lanes
+    if lanes > 1:
+        graph.lanes.extend((first, lanes))
+    return handle(graph, range(first, first + lanes), signature.type)
+
+
+def checked_index(name: str, index: Any, size: int, what: str) -> int:
+    """An index within 0 to size - 1; negative ones count from the end.
+
+    Raises:
+        IndexRangeError: names the op, the index, what it indexes and the size.
+    """
+    try:
+        i = operator.index(index)
+    except TypeError:
+        raise TypeError(f"{user_line()}: {name}: an index must be an integer, not {type(index).__name__}") from None
+    if not -size <= i < size:
+        raise IndexRangeError(f"{user_line()}: {name}: index {i} is out of range for {what} of size {size}")
+    return i + size if i < 0 else i
+
+
+def append_tail(graph: Graph, signature: Signature) -> None:
+    """Payload that the trace adds to each call: literals, and random keys drawn now."""
+    for item in signature.tail:
+        graph.stream.append(config.next_key() if item is None else item)
+
+
+def as_operand(x: Any) -> Any:
+    """``x`` where it is an operand; raises TypeError for anything else."""
+    if isinstance(x, Operand):
+        if state.tracer is None and type(x) is Expression:
+            check_live(x)
+        return x
+    raise TypeError(f"expected an Expression or a parameter, not {type(x).__name__}")
+
+
+def as_expression(x: Any) -> Expression:
+    """``x`` as an expression: a parameter becomes a node of its own."""
+    x = as_operand(x)
+    return identity((x,)) if x.is_parameter else x
+
+
+def described(error: DynbatchError, name: str, operands: Sequence[Any]) -> DynbatchError:
+    """The same error with the user's line, the op and the parameters involved."""
+    named = [f"{o.name} {o.shape}" for o in operands if o.is_parameter]
+    message = str(error)
+    if not message.startswith(name):
+        message = f"{name}: {message}"
+    suffix = f" (parameters: {', '.join(named)})" if named else ""
+    return type(error)(f"{user_line()}: {message}{suffix}")
+
+
+def _identity(t: Tracer, x: int) -> int:
+    from dynbatch.ops.shape import reshape
+
+    return t.emit(reshape, x, shape=t.type(x).shape)
+
+
+identity = Op("parameter", _identity)

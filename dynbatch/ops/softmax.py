@@ -1,0 +1,128 @@
+"""The softmax family. Entries of minus infinity are masked out; see `Softmax` for what a fully masked one gives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dynbatch.compiler.ir import Builder
+from dynbatch.config import config
+from dynbatch.errors import ShapeError, ValidityError
+from dynbatch.ops.elementwise import cmult
+from dynbatch.ops.primitive import Array, Primitive
+from dynbatch.ops.shape import axis_of, check_dim
+from dynbatch.types import Type, type_of
+
+
+def _exponentials(name: str, x: Array, axis: int) -> tuple[Array, Array, Array]:
+    """``exp(x - max)``, its sum, and the maximum (zero where all is masked), with the axis kept."""
+    top = x.max(axis=axis, keepdims=True)
+    masked = np.isneginf(top)
+    if config.debug and masked.any():
+        raise ValidityError(f"{name}: every entry is minus infinity in {int(masked.sum())} of {masked.size} softmaxes")
+    top = np.where(masked, np.zeros_like(top), top)
+    e = np.exp(x - top)
+    return e, e.sum(axis=axis, keepdims=True), top
+
+
+class Softmax(Primitive):
+    """Softmax along a dimension. A fully masked one is all zeros (an error in debug mode)."""
+
+    name = "softmax"
+
+    def infer(self, x: Type, dim: int) -> Type:  # type: ignore[override]
+        check_dim(self.name, x, dim)
+        return x
+
+    def numpy(self, x: Array, dim: int) -> Array:  # type: ignore[override]
+        e, total, _ = _exponentials(self.name, x, axis_of(x, dim))
+        return e / np.where(total == 0, np.ones_like(total), total)
+
+    def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, dim: int) -> list[int | None]:  # type: ignore[override]
+        return [b.emit(softmax_gradient, out, dout, dim=dim)]
+
+
+class SoftmaxGradient(Primitive):
+    """``out * (dout - sum(out * dout))``."""
+
+    name = "softmax_d"
+
+    def infer(self, out: Type, dout: Type, dim: int) -> Type:  # type: ignore[override]
+        return out
+
+    def numpy(self, out: Array, dout: Array, dim: int) -> Array:  # type: ignore[override]
+        weighted = out * dout
+        return weighted - out * weighted.sum(axis=axis_of(out, dim), keepdims=True)
+
+
+class LogSoftmax(Primitive):
+    """Logarithm of the softmax. A fully masked one is minus infinity everywhere (an error in debug mode)."""
+
+    name = "log_softmax"
+
+    def infer(self, x: Type, dim: int) -> Type:  # type: ignore[override]
+        check_dim(self.name, x, dim)
+        return x
+
+    def numpy(self, x: Array, dim: int) -> Array:  # type: ignore[override]
+        _, total, top = _exponentials(self.name, x, axis_of(x, dim))
+        return x - top - np.log(np.where(total == 0, np.ones_like(total), total))
+
+    def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, dim: int) -> list[int | None]:  # type: ignore[override]
+        return [b.emit(log_softmax_gradient, out, dout, dim=dim)]
+
+
+class LogSoftmaxGradient(Primitive):
+    """``dout - exp(out) * sum(dout)``."""
+
+    name = "log_softmax_d"
+
+    def infer(self, out: Type, dout: Type, dim: int) -> Type:  # type: ignore[override]
+        return out
+
+    def numpy(self, out: Array, dout: Array, dim: int) -> Array:  # type: ignore[override]
+        return dout - np.exp(out) * dout.sum(axis=axis_of(out, dim), keepdims=True)
+
+
+class PickNegLogSoftmax(Primitive):
+    """``-log softmax(x)[index]`` of a vector, without computing the other entries' logarithms."""
+
+    name = "pickneglogsoftmax"
+
+    def infer(self, x: Type, index: None) -> Type:  # type: ignore[override]
+        if len(x.shape) != 1:
+            raise ShapeError(f"pickneglogsoftmax: expected a vector of scores, not shape {x.shape}")
+        return type_of((1,), x.dtype)
+
+    def numpy(self, x: Array, index: Array) -> Array:  # type: ignore[override]
+        rows = index.shape[0]
+        _, total, top = _exponentials(self.name, x, 1)
+        chosen = np.take_along_axis(np.broadcast_to(x, (rows, x.shape[1])), index[:, None], axis=1)
+        return np.log(np.where(total == 0, np.ones_like(total), total)) + top - chosen
+
+    def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int) -> list[int | None]:  # type: ignore[override]
+        return [b.emit(cmult, b.emit(softmax_minus_one_hot, *args), dout), None]
+
+
+class SoftmaxMinusOneHot(Primitive):
+    """The gradient of `PickNegLogSoftmax`: the softmax, less one at the index."""
+
+    name = "pickneglogsoftmax_d"
+
+    def infer(self, x: Type, index: None) -> Type:  # type: ignore[override]
+        return x
+
+    def numpy(self, x: Array, index: Array) -> Array:  # type: ignore[override]
+        e, total, _ = _exponentials(self.name, x, 1)
+        result = e / np.where(total == 0, np.ones_like(total), total)
+        if result.shape[0] != index.shape[0]:
+            result = np.repeat(result, index.shape[0], axis=0)
+        result[np.arange(index.shape[0]), index] -= 1
+        return result
+
+
+softmax = Softmax()
+softmax_gradient = SoftmaxGradient()
+log_softmax = LogSoftmax()
+log_softmax_gradient = LogSoftmaxGradient()
+pick_neg_log_softmax = PickNegLogSoftmax()
+softmax_minus_one_hot = SoftmaxMinusOneHot()

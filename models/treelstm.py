@@ -1,0 +1,187 @@
+"""TreeLSTM for the sentiment of every phrase, or the value of every ListOps expression: `python -m models.treelstm`.
+
+Kai Sheng Tai, Richard Socher, Christopher Manning: "Improved Semantic Representations From Tree-Structured Long
+Short-Term Memory Networks", ACL 2015; numbers in parentheses are its equations. The model is written for one tree, as
+in the paper. Nothing in it says how trees are batched: the calls of a cell that can run together do, across the trees
+of a minibatch. Flags, training loop and saving are in `models/training.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import dynbatch as dy
+from dynbatch.errors import FileFormatError
+from models import training
+from models.trees import Tree, binarized, listops, read_trees
+
+
+class TreeLSTM:
+    """What both variants share: word vectors at the leaves, and a state of two vectors (h, c) of size `hidden`."""
+
+    def __init__(self, collection: dy.ParameterCollection, words: int, hidden: int) -> None:
+        self.collection = collection
+        self.hidden = hidden
+        self.embeddings = collection.add_lookup_parameters((words, hidden), name="embeddings")
+        self.W_i, self.W_o, self.W_u = self.matrices("W", "iou")
+        self.b_i, self.b_o, self.b_u = self.biases("iou")
+
+    def matrices(self, kind: str, gates: str) -> list[dy.Parameter]:
+        """A square matrix per gate."""
+        return [self.collection.add_parameters((self.hidden, self.hidden), name=kind + gate) for gate in gates]
+
+    def biases(self, gates: str) -> list[dy.Parameter]:
+        """A bias per gate."""
+        return [self.collection.add_parameters(self.hidden, init=0, name="b" + gate) for gate in gates]
+
+    @dy.cell
+    def leaf(self, word: int) -> tuple[dy.Expression, dy.Expression]:
+        """The state of a leaf: that of an inner node without children, its input the word's vector."""
+        x = dy.lookup(self.embeddings, word)
+        i = dy.logistic(dy.affine_transform([self.b_i, self.W_i, x]))
+        o = dy.logistic(dy.affine_transform([self.b_o, self.W_o, x]))
+        u = dy.tanh(dy.affine_transform([self.b_u, self.W_u, x]))
+        c = dy.cmult(i, u)
+        h = dy.cmult(o, dy.tanh(c))
+        return h, c
+
+
+class BinaryTreeLSTM(TreeLSTM):
+    """The N-ary TreeLSTM of section 3.2 with N = 2: every gate has a matrix for each child."""
+
+    def __init__(self, collection: dy.ParameterCollection, words: int, hidden: int) -> None:
+        super().__init__(collection, words, hidden)
+        self.L_i, self.L_o, self.L_u, self.L_f, self.L_g = self.matrices("L", "ioufg")  # for the left child's h
+        self.R_i, self.R_o, self.R_u, self.R_f, self.R_g = self.matrices("R", "ioufg")  # for the right child's h
+        self.b_f, self.b_g = self.biases("fg")
+
+    @dy.cell
+    def compose(self, h_l, c_l, h_r, c_r):
+        """The state of an inner node from those of its left and its right child."""
+        i = dy.logistic(dy.affine_transform([self.b_i, self.L_i, h_l, self.R_i, h_r]))  # (9)
+        f = dy.logistic(dy.affine_transform([self.b_f, self.L_f, h_l, self.R_f, h_r]))  # (10), what stays of c_l
+        g = dy.logistic(dy.affine_transform([self.b_g, self.L_g, h_l, self.R_g, h_r]))  # (10), what stays of c_r
+        o = dy.logistic(dy.affine_transform([self.b_o, self.L_o, h_l, self.R_o, h_r]))  # (11)
+        u = dy.tanh(dy.affine_transform([self.b_u, self.L_u, h_l, self.R_u, h_r]))  # (12)
+        c = dy.cmult(i, u) + dy.cmult(f, c_l) + dy.cmult(g, c_r)  # (13)
+        h = dy.cmult(o, dy.tanh(c))  # (14)
+        return h, c
+
+    def inner(self, children: list) -> tuple[dy.Expression, dy.Expression]:
+        """The state of an inner node from its children's states."""
+        (h_l, c_l), (h_r, c_r) = children
+        return self.compose(h_l, c_l, h_r, c_r)
+
+
+class ChildSumTreeLSTM(TreeLSTM):
+    """The Child-Sum TreeLSTM of section 3.1: any number of children, whose order does not matter."""
+
+    def __init__(self, collection: dy.ParameterCollection, words: int, hidden: int) -> None:
+        super().__init__(collection, words, hidden)
+        self.U_i, self.U_o, self.U_u, self.U_f = self.matrices("U", "iouf")
+        (self.b_f,) = self.biases("f")
+
+    @dy.cell
+    def compose(self, hs, cs):
+        """The state of an inner node from the lists of its children's h and c."""
+        h_sum = dy.esum(list(hs))  # (2)
+        i = dy.logistic(dy.affine_transform([self.b_i, self.U_i, h_sum]))  # (3)
+        fs = [dy.logistic(dy.affine_transform([self.b_f, self.U_f, h])) for h in hs]  # (4), what stays of each c
+        o = dy.logistic(dy.affine_transform([self.b_o, self.U_o, h_sum]))  # (5)
+        u = dy.tanh(dy.affine_transform([self.b_u, self.U_u, h_sum]))  # (6)
+        c = dy.cmult(i, u) + dy.esum([dy.cmult(f, c) for f, c in zip(fs, cs)])  # (7)
+        h = dy.cmult(o, dy.tanh(c))  # (8)
+        return h, c
+
+    def inner(self, children: list) -> tuple[dy.Expression, dy.Expression]:
+        """The state of an inner node from its children's states."""
+        return self.compose([h for h, _ in children], [c for _, c in children])
+
+
+class TreeClassifier(training.Task):
+    """A class for every node of a tree: a TreeLSTM under a softmax."""
+
+    name = "treelstm"
+    unit = "trees"
+    metric = "dev_accuracy"
+    shape_flags = ("hidden", "cell")
+    demo: ClassVar = {"hidden": 64, "epochs": 8}
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--cell", choices=("binary", "childsum"), default="binary", help="which TreeLSTM")
+        parser.add_argument("--dropout", type=float, default=0.0, metavar="RATE", help="of h under the softmax")
+
+    @classmethod
+    def data(cls, args: argparse.Namespace) -> tuple[list[Tree], list[Tree]]:
+        if args.data is None:
+            trees = listops(5000, binary=args.cell == "binary")
+            return trees[500:], trees[:500]
+        return cls.read(Path(args.data) / "train.txt", args), cls.read(Path(args.data) / "dev.txt", args)
+
+    @classmethod
+    def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Tree]:
+        trees = read_trees(path)
+        for number, tree in enumerate(trees, start=1):
+            if labels and tree.label is None:
+                raise FileFormatError(f"{path}: the root of tree {number} has no label")
+        return [binarized(tree) for tree in trees] if args.cell == "binary" else trees
+
+    @classmethod
+    def vocabulary(cls, args: argparse.Namespace, trees: list[Tree]) -> dict:
+        words = {node.word for tree in trees for node in tree.nodes if node.word is not None}
+        classes = 1 + max(node.label for tree in trees for node in tree.nodes if node.label is not None)
+        return {"words": sorted(words), "classes": classes}
+
+    def __init__(self, collection: dy.ParameterCollection, args: argparse.Namespace, vocabulary: dict) -> None:
+        super().__init__(collection, args, vocabulary)
+        self.word_ids = {word: number for number, word in enumerate(vocabulary["words"], start=1)}  # 0 is unknown
+        encoder = BinaryTreeLSTM if args.cell == "binary" else ChildSumTreeLSTM
+        self.encoder = encoder(collection, len(self.word_ids) + 1, args.hidden)
+        self.W_s = collection.add_parameters((vocabulary["classes"], args.hidden), name="Ws")
+        self.b_s = collection.add_parameters(vocabulary["classes"], init=0, name="bs")
+        self.dropout = args.dropout
+
+    def encode(self, tree: Tree) -> list[dy.Expression]:
+        """h of every node of the tree, in the order of `tree.nodes`: children first, the root last."""
+        outputs = []
+        waiting = []  # states of the finished subtrees that wait for their parent
+        for node in tree.nodes:
+            if node.word is not None:
+                state = self.encoder.leaf(self.word_ids.get(node.word, 0))
+            else:
+                count = len(node.children)
+                state = self.encoder.inner(waiting[-count:])
+                del waiting[-count:]
+            waiting.append(state)
+            outputs.append(state[0])
+        return outputs
+
+    @dy.cell
+    def scores(self, h):
+        return dy.affine_transform([self.b_s, self.W_s, h])
+
+    @dy.cell
+    def node_loss(self, h, label):
+        if self.dropout:
+            h = dy.dropout(h, self.dropout)
+        return dy.pickneglogsoftmax(dy.affine_transform([self.b_s, self.W_s, h]), label)
+
+    def loss(self, tree: Tree) -> dy.Expression:
+        nodes = zip(tree.nodes, self.encode(tree))
+        return dy.esum([self.node_loss(h, node.label) for node, h in nodes if node.label is not None])
+
+    def predict(self, trees: list[Tree]) -> list[int]:
+        roots = [self.scores(self.encode(tree)[-1]) for tree in trees]
+        return [int(root.argmax_value()) for root in roots]
+
+    def measure(self, trees: list[Tree], predictions: list[int]) -> dict[str, float]:
+        correct = sum(tree.label == label for tree, label in zip(trees, predictions))
+        return {"dev_accuracy": correct / len(trees)}
+
+
+if __name__ == "__main__":
+    sys.exit(training.main(TreeClassifier))

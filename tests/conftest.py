@@ -1,0 +1,33 @@
+"""Settings between tests: every test starts from the defaults, in a fresh graph."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+import dynbatch as dy
+from dynbatch.config import Config, config
+
+# "ci" draws the same examples every time, so that a red build means a change and not bad luck.
+# HYPOTHESIS_PROFILE=search looks for new ones.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=3000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_settings():
+    """The default settings, whatever an earlier test chose, and a graph of that dtype."""
+    vars(config).update(vars(Config()))
+    dy.renew_cg()
+    yield
+    vars(config).update(vars(Config()))
+    dy.renew_cg()
+
+
+@pytest.fixture
+def float64():
+    """Values and parameters of this test in double precision, with a fixed seed."""
+    dy.init(dtype="float64", seed=1)
