@@ -24,6 +24,7 @@ from dynbatch.cpu.code import ForwardCode, GradientCode
 from dynbatch.cpu.gather import gather_from, sum_edges
 from dynbatch.cpu.memory import return_arena, take_arena
 from dynbatch.cpu.routine import Frame, Routine
+from dynbatch.cpu.tiers import is_hot
 from dynbatch.errors import BackwardError, ValidityError
 from dynbatch.graph import Graph, state
 from dynbatch.signature import Signature
@@ -298,7 +299,7 @@ class Execution:
         for b, s in enumerate(tables.signature_list):
             begin = clock()
             pools = self.pools[s]
-            routine = pools.code.routines[keep]
+            routine = pools.code.routine(keep, is_hot(pools.code.digest))
             rows = starts[b + 1] - starts[b]
             frame = Frame(routine, arena, rows)
             segment = pools.find(first_rows[b], first_rows[b] + rows)
@@ -551,7 +552,8 @@ class BackwardRun:
             s = self.tables.signature_list[b]
             pools, code = x.pools[s], self.codes[s]
             nodes = self.order[starts[b] : starts[b + 1]]
-            frame = Frame(code.routine, arena, nodes.size)
+            routine = code.routine(is_hot(code.digest))
+            frame = Frame(routine, arena, nodes.size)
             for v in code.stored:
                 domain = code.program.values[v].domain
                 at = self.batch_row[b] if domain == ROW else self._element_start(s, b, domain)
@@ -560,12 +562,12 @@ class BackwardRun:
             self._load_kept(frame, pools, nodes, bool(self.runs[b]))
             for v, output in code.douts:
                 self._pull(frame, code, v, x.first[nodes] + output)
-            for step in code.routine.steps:
+            for step in routine.steps:
                 step(frame)
             plan.batch_reports.append(
                 BatchReport(
                     code.program.name, nodes.size, clock() - begin, frame.gathered * arena.itemsize,
-                    code.routine.tier, pools.shapes,
+                    routine.tier, pools.shapes,
                 )  # fmt: skip
             )
             arena.release_scratch()
@@ -616,7 +618,8 @@ class BackwardRun:
         found: list[tuple[Any, Any]] = []
         for b, s in enumerate(trained):
             pools, code = x.pools[s], self.codes[s]
-            frame = Frame(code.routine, arena, self.rows[s])
+            routine = code.routine(is_hot(code.digest))
+            frame = Frame(routine, arena, self.rows[s])
             x._load(frame, tables, b, pools.signature)
             nodes = order[starts[b] : starts[b + 1]]
             rows = x.row[nodes]
@@ -624,7 +627,7 @@ class BackwardRun:
             for v in code.stored:
                 frame.location[v] = self.bases[s][v]
                 frame.arrays[v] = None
-            for step in code.routine.final:
+            for step in routine.final:
                 step(frame)
             for kind, slot, v in code.slots:
                 parameter = pools.signature.binding[slot]

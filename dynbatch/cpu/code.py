@@ -5,7 +5,8 @@ from __future__ import annotations
 from dynbatch.compiler.fuse_matmul import fuse_matmul
 from dynbatch.compiler.gradient import gradient
 from dynbatch.compiler.ir import ROW, SHARED, Program
-from dynbatch.cpu.routine import Routine, late_values
+from dynbatch.cpu.routine import Routine, is_vector_concatenation, late_values
+from dynbatch.cpu.tiers import digest
 from dynbatch.ops.shape import pick_range, reshape
 
 
@@ -16,21 +17,29 @@ class ForwardCode:
         program: after the passes.
         outputs: where each output's rows are stored: value ids.
         kept: intermediate values that the gradient reads.
-        routines: by whether intermediates are kept.
+        stored: what goes to pools, by whether intermediates are kept.
+        digest: names the Program in the counts of `dynbatch.cpu.tiers`.
     """
 
     def __init__(self, source: Program) -> None:
         self.program = program = fuse_matmul(source)
         self.outputs = program.outputs
-        self.names = source.name
         everything = self.gradient_program((True,) * program.layout[0], (True,) * program.layout[4], (True,) * program.layout[1], False)
         self.kept = tuple(
             sorted({v.index for v in everything.values if v.kind == "fwd" and v.domain == ROW} - set(self.outputs))
         )
         stored = tuple(dict.fromkeys(self.outputs))
         self.stored = {False: stored, True: stored + self.kept}
-        self.routines = {keep: Routine(program, frozenset(self.stored[keep])) for keep in (False, True)}
+        self.digest = digest(repr(program))
+        self._routines: dict[tuple[bool, bool], Routine] = {}
         self._gradients: dict[tuple[object, ...], GradientCode] = {}
+
+    def routine(self, keep: bool, compiled: bool) -> Routine:
+        """How a batch runs: keeping intermediates or not, in either tier."""
+        found = self._routines.get((keep, compiled))
+        if found is None:
+            found = self._routines[keep, compiled] = Routine(self.program, frozenset(self.stored[keep]), compiled)
+        return found
 
     def width(self, v: int) -> int:
         """Elements of one row of value ``v``."""
@@ -68,14 +77,16 @@ class GradientCode:
         self.program = program
         self.forward = forward
         late = late_values(program)
-        stored = {
-            a
-            for v in late
-            for a in program.values[v].args
-            if a not in late
-            and program.values[a].domain != SHARED
-            and (program.values[a].op is not None or program.values[a].kind == "dout")
-        }
+        read = {a for v in late for a in program.values[v].args if a not in late}
+        read = {a for a in read if _is_computed(program, a)}
+        parts = {a: p for v in sorted(read) for a, p in _parts(program, v).items() if a in read}
+        self.late_home: dict[int, tuple[int, int]] = {}
+        stored = set()
+        for a in read:
+            home = parts.get(a) or _resolve(program, a)
+            if home != (a, 0):
+                self.late_home[a] = home
+            stored.add(home[0])
         self.results: dict[int, tuple[int, int]] = {}
         self.slots = [r for r in program.results if r[0] in ("slot", "table")]
         for role, index, v in program.results:
@@ -84,15 +95,47 @@ class GradientCode:
                 base, column = _resolve(program, v)
                 stored.add(base)
                 self.results[place] = (base, column)
+        self.late_home = {a: home for a, home in self.late_home.items() if a not in stored}
         self.stored = tuple(sorted(stored))
-        self.routine = Routine(program, frozenset(stored), forward.routines[True])
         self.douts = [(v, x.index) for v, x in enumerate(program.values) if x.kind == "dout"]
+        self.digest = digest(repr(program))
+        self._routines: dict[bool, Routine] = {}
+
+    def routine(self, compiled: bool) -> Routine:
+        """How a batch runs, in either tier."""
+        found = self._routines.get(compiled)
+        if found is None:
+            forward = self.forward.routine(True, compiled)
+            found = self._routines[compiled] = Routine(
+                self.program, frozenset(self.stored), compiled, forward, self.late_home
+            )
+        return found
 
     def width(self, v: int) -> int:
         """Elements of one row of value ``v``."""
         type = self.program.values[v].type
         assert type is not None
         return type.size
+
+
+def _is_computed(program: Program, v: int) -> bool:
+    """Whether value ``v`` is computed row by row, so that it must be stored to be seen later."""
+    value = program.values[v]
+    return value.domain != SHARED and (value.op is not None or value.kind == "dout")
+
+
+def _parts(program: Program, v: int) -> dict[int, tuple[int, int]]:
+    """The operands of a concatenation of vectors, with their places in it."""
+    value = program.values[v]
+    if not is_vector_concatenation(program, v):
+        return {}
+    found: dict[int, tuple[int, int]] = {}
+    column = 0
+    for a in value.args:
+        if program.values[a].op is not None and program.values[a].domain == value.domain:
+            found.setdefault(a, (v, column))
+        column += program.values[a].type.size  # type: ignore[union-attr]
+    return found
 
 
 def _resolve(program: Program, v: int) -> tuple[int, int]:

@@ -15,7 +15,6 @@ from typing import Any
 from dynbatch.compiler.trace import Tracer
 from dynbatch.config import config
 from dynbatch.errors import DynbatchError, IndexRangeError, ShapeError, user_line
-from dynbatch.frozen import frozen
 from dynbatch.graph import Expression, Operand, handle, state
 from dynbatch.ops import elementwise as ew
 from dynbatch.ops import indexing, linear, normalization, random, reduction, segment, shape, softmax as softmaxes
@@ -154,7 +153,7 @@ def parameter(p: Any, update: bool = True) -> Any:
     """
     if not getattr(p, "is_parameter", False) or p.is_lookup:
         raise TypeError(f"{user_line()}: parameter: expected a Parameter, not {type(p).__name__}")
-    return p if update else frozen(p)
+    return p if update else p.constant
 
 
 def const_parameter(p: Any) -> Any:
@@ -181,7 +180,7 @@ def lookup(p: Any, index: int = 0, update: bool = True) -> Expression:
     if not getattr(p, "is_lookup", False):
         raise TypeError(f"{user_line()}: lookup: expected a LookupParameter, not {type(p).__name__}")
     if not update:
-        p = frozen(p)
+        p = p.constant
     if type(index) is not int or not 0 <= index < p.size:
         index = _index("lookup", index, p.size, f"lookup parameter {p.name}")
     if state.tracer is not None:
@@ -202,7 +201,7 @@ def lookup_batch(p: Any, indices: Iterable[int], update: bool = True) -> Express
     if not getattr(p, "is_lookup", False):
         raise TypeError(f"{user_line()}: lookup_batch: expected a LookupParameter, not {type(p).__name__}")
     if not update:
-        p = frozen(p)
+        p = p.constant
     return _lookup.lanes((p,), (_indices("lookup_batch", indices, p.size, f"lookup parameter {p.name}"),))
 
 
@@ -404,7 +403,7 @@ def _emit_affine(t: Tracer, bias: int, *factors: int) -> int:
     total = bias
     for w, x in zip(factors[::2], factors[1::2]):
         product = _emit_matmul(t, w, x)
-        if product_mismatch(t.type(bias).shape, t.type(product).shape):
+        if _product_mismatch(t.type(bias).shape, t.type(product).shape):
             raise ShapeError(
                 f"affine_transform: bias of shape {t.type(bias).shape} does not fit the product of shapes "
                 f"{t.type(w).shape} and {t.type(x).shape}"
@@ -413,7 +412,7 @@ def _emit_affine(t: Tracer, bias: int, *factors: int) -> int:
     return total
 
 
-def product_mismatch(bias: tuple[int, ...], product: tuple[int, ...]) -> bool:
+def _product_mismatch(bias: tuple[int, ...], product: tuple[int, ...]) -> bool:
     """Whether a bias cannot be added to each column of a product."""
     return len(bias) > len(product) or any(b not in (1, p) for b, p in zip(bias, product))
 

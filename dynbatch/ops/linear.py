@@ -53,15 +53,17 @@ class MatMul(Primitive):
         x, m = _as_matrix(b, tb), _as_matrix(a, ta)  # (r, n, k) and (r, k, m)
         rows = max(a.shape[0], b.shape[0])
         n, k, width = x.shape[1], x.shape[2], m.shape[2]
+        in_place = out is not None and (out.flags.c_contiguous or (vector and m.shape[0] == 1))
         if m.shape[0] == 1:
-            flat = x.reshape(-1, k)
-            if out is not None and out.flags.c_contiguous:
-                np.matmul(flat, m[0], out=out.reshape(-1, width))
-                return out
-            result = np.matmul(flat, m[0]).reshape(rows, n, width)
+            result = np.matmul(x.reshape(-1, k), m[0], out=out.reshape(-1, width) if in_place else None)  # type: ignore[union-attr]
         else:
-            result = np.matmul(x, m)
-        return result.reshape(rows, width) if vector else result
+            result = np.matmul(x, m, out=out.reshape(rows, n, width) if in_place else None)  # type: ignore[union-attr]
+        if in_place:
+            return out  # type: ignore[return-value]
+        result = result.reshape(rows, width) if vector else result.reshape(rows, n, width)
+        if out is not None:
+            out[...] = result
+        return result
 
     def vjp(  # type: ignore[override]
         self,

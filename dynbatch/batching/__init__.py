@@ -1,0 +1,1 @@
+"""From recorded nodes to plans: strategies, index tables, execution."""

@@ -1,0 +1,89 @@
+"""Compiled kernels on disk: generated source lies in the user's cache directory, where numba's own cache works.
+
+A source file is written once, atomically, under the hash of its text (numba keys its cache by the file's time). A
+cache that cannot be written or read costs compiling again in each process, and one warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+VERSION = "2"
+"""Part of every kernel's hash: raise it when `dynbatch.cpu.special` changes."""
+
+_loaded: dict[str, Callable[..., Any]] = {}
+_warned = False
+
+
+def cache_directory() -> Path:
+    """Where generated kernels go: ``DYNBATCH_CACHE``, else the platform's place for caches."""
+    chosen = os.environ.get("DYNBATCH_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "dynbatch"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "dynbatch"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynbatch"
+
+
+def load_kernel(text: str) -> Callable[..., Any]:
+    """The function ``kernel`` of this source, from the cache if it has been compiled before."""
+    digest = hashlib.sha256((VERSION + text).encode()).hexdigest()[:24]
+    found = _loaded.get(digest)
+    if found is None:
+        found = _loaded[digest] = _load(digest, text)
+    return found
+
+
+def _load(digest: str, text: str) -> Callable[..., Any]:
+    name = f"dynbatch_kernel_{digest}"
+    try:
+        path = _written(digest, text)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # numba's cache finds the kernel's globals by the module's name
+        spec.loader.exec_module(module)
+        return module.kernel
+    except Exception as error:  # any fault of the cache: the kernel does not need it
+        _warn(error)
+        namespace: dict[str, Any] = {"__name__": name}
+        exec(compile(text.replace("cache=True, ", ""), f"<kernel {digest}>", "exec"), namespace)
+        return namespace["kernel"]
+
+
+def _written(digest: str, text: str) -> Path:
+    """The source file, written unless it is there as it should be."""
+    folder = cache_directory() / "kernels"
+    path = folder / f"dynbatch_kernel_{digest}.py"
+    try:
+        if path.read_text() == text:
+            return path
+    except (OSError, UnicodeDecodeError):
+        pass
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+    return path
+
+
+def _warn(error: Exception) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"dynbatch: the kernel cache in {cache_directory()} cannot be used ({error}); compiling in memory. "
+            f"Set DYNBATCH_CACHE to a folder that can be written",
+            stacklevel=2,
+        )

@@ -1,0 +1,101 @@
+"""Scalar functions for generated kernels, as plain arithmetic that LLVM vectorizes (calls to libm do not).
+
+The float32 versions are polynomials; the float64 versions call libm, since their use is checking, not speed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types, vectorize
+from numba.extending import intrinsic
+
+_INLINE = {"inline": "always", "error_model": "numpy"}
+
+
+@intrinsic
+def _float_from_bits(typing_context, bits):
+    """The float32 with these 32 bits."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def _bits_from_float(typing_context, x):
+    """The 32 bits of a float32."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+_LIMIT = np.float32(7.90531110763549805)
+_P = [
+    np.float32(c)
+    for c in (
+        -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+    )
+]  # fmt: skip
+_Q = [np.float32(c) for c in (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)]
+_P0, _P1, _P2, _P3, _P4, _P5, _P6 = _P
+_Q0, _Q1, _Q2, _Q3 = _Q
+_HALF, _ONE = np.float32(0.5), np.float32(1)
+
+
+@njit(**_INLINE)
+def tanh32(x):
+    """Hyperbolic tangent as a clamped rational polynomial (coefficients as in Eigen); NaN stays NaN. Error 3e-7."""
+    x = _LIMIT if x > _LIMIT else x
+    x = -_LIMIT if x < -_LIMIT else x
+    s = x * x
+    p = (((((_P0 * s + _P1) * s + _P2) * s + _P3) * s + _P4) * s + _P5) * s + _P6
+    return x * p / (((_Q0 * s + _Q1) * s + _Q2) * s + _Q3)
+
+
+@njit(**_INLINE)
+def logistic32(x):
+    """The logistic function, by way of tanh."""
+    return _HALF * tanh32(_HALF * x) + _HALF
+
+
+_LOG2E = np.float32(1.44269504088896341)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_EXP_HIGH, _EXP_LOW = np.float32(88.3762626647950), np.float32(-87.3365447504)
+_INFINITY, _ZERO = np.float32(np.inf), np.float32(0)
+_E0, _E1, _E2, _E3, _E4, _E5 = (
+    np.float32(c)
+    for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+)
+
+
+@njit(**_INLINE)
+def exp32(x):
+    """Exponential by range reduction to powers of two (the method and constants of Cephes); NaN stays NaN."""
+    inside = _EXP_HIGH if x > _EXP_HIGH else x
+    inside = _EXP_LOW if inside < _EXP_LOW else inside
+    n = np.floor(inside * _LOG2E + _HALF)
+    r = inside - n * _LN2_HIGH - n * _LN2_LOW
+    p = ((((_E0 * r + _E1) * r + _E2) * r + _E3) * r + _E4) * r + _E5
+    y = p * r * r + r + _ONE
+    y = y * _float_from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    y = _INFINITY if x > _EXP_HIGH else y
+    return _ZERO if x < _EXP_LOW else y
+
+
+@njit(**_INLINE)
+def logistic64(x):
+    """The logistic function."""
+    return 0.5 * math.tanh(0.5 * x) + 0.5
+
+
+@vectorize(["float32(float32)", "float64(float64)"], cache=True)
+def erf(x):
+    """The error function, of arrays."""
+    return math.erf(x)
