@@ -248,12 +248,13 @@ class Ragged:
 class Variant:
     """One trace of a cell: its signature, the shape of what it returns, and the guards it depends on."""
 
-    __slots__ = ("holds", "returns", "signature")
+    __slots__ = ("guards", "holds", "returns", "signature")
 
-    def __init__(self, signature: Signature, returns: int, holds: Callable[[], bool]) -> None:
+    def __init__(self, signature: Signature, returns: int, guards: Guards) -> None:
         self.signature = signature
         self.returns = returns  # 0: one Expression; n: a tuple of n
-        self.holds = holds
+        self.guards = guards
+        self.holds = guards.compile()
 
 
 class Cell:
@@ -271,24 +272,24 @@ class Cell:
         if unknown:
             raise TypeError(f"@dy.cell: {self.name} has no argument {', '.join(sorted(unknown))}")
         self.static = frozenset(static)
-        self._attribute = function.__name__
+        self.attribute = function.__name__
         self._unbound: BoundCell | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._attribute = name
+        self.attribute = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
         bound = BoundCell(self, instance)
-        if hasattr(instance, "__dict__"):
-            instance.__dict__[self._attribute] = bound
+        bound.install(bound)
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._unbound is None:
             self._unbound = BoundCell(self, None)
-        return self._unbound(*args, **kwargs)
+            self._unbound.install(self._unbound)
+        return self._unbound.fastest(*args, **kwargs)
 
 
 class BoundCell:
@@ -297,6 +298,8 @@ class BoundCell:
     def __init__(self, cell: Cell, instance: Any) -> None:
         self.cell = cell
         self.instance = instance
+        self.bound_cell = self
+        self.fastest: Callable[..., Any] = self
         self.variants: dict[Any, list[Variant]] = {}
         skip = 0 if instance is None else 1
         self.names = list(cell.parameters.parameters)[skip:]
@@ -312,10 +315,19 @@ class BoundCell:
         return BoundCell(self.cell, memo.get(id(self.instance), self.instance))
 
     def __reduce__(self) -> Any:
-        return getattr, (self.instance, self.cell._attribute)
+        return getattr, (self.instance, self.cell.attribute)
 
     def __repr__(self) -> str:
         return f"<cell {self.cell.name}>"
+
+    def install(self, function: Callable[..., Any]) -> None:
+        """Make ``function`` what a call of the cell reaches first: this object, or its recorder for the last trace.
+
+        It lies in the instance's dictionary, where Python looks before it comes to the descriptor.
+        """
+        self.fastest = function
+        if hasattr(self.instance, "__dict__"):
+            self.instance.__dict__[self.cell.attribute] = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != len(self.names):
@@ -468,6 +480,9 @@ class BoundCell:
         variant = self._trace_checked(args, graph)
         variants.insert(0, variant)
         del variants[_MOST_VARIANTS:]
+        recorder = specialized(self, variant, args)
+        if recorder is not None and not config.debug:
+            self.install(recorder)
         return variant
 
     def _compare(self, variant: Variant, args: tuple[Any, ...], graph: Graph) -> None:
@@ -511,7 +526,7 @@ class BoundCell:
         outputs = tuple(self._output(tracer, r) for r in (result if several else (result,)))
         if not outputs:
             raise CellError(f"{user_line()}: cell {self.cell.name} returns an empty tuple")
-        return Variant(tracer.signature(outputs), len(outputs) if several else 0, guards.compile())
+        return Variant(tracer.signature(outputs), len(outputs) if several else 0, guards)
 
     def _symbol(self, tracer: CellTracer, static: bool, name: str, arg: Any) -> Any:
         """What stands for an argument in the trace."""
@@ -543,6 +558,78 @@ class BoundCell:
                 f"combine the elements with esum, average, emax or logsumexp first"
             )
         return v
+
+
+_RECORDER = """
+def {name}({parameters}, *rest, **named):
+    graph = state.graph
+    try:
+        fits = {condition}
+    except (AttributeError, KeyError, IndexError, TypeError):
+        fits = False
+    if not fits:
+        return slow(*[a for a in ({arguments},) if a is not missing], *rest, **named)
+    place = signature.place
+    graph.stream.extend(({record}))
+    {floats}
+    vid = graph.values
+    graph.values = vid + {count}
+    return {result}
+"""
+
+
+def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """A function that records calls like this one, with all checks of `BoundCell.__call__` written out in one place.
+
+    It serves expressions and numbers (None where there is anything else), and leaves every other call to the cell.
+    Recording is what a user's Python pays for each node: this takes a third of the general path's time.
+    """
+    signature = variant.signature
+    if signature.tail or any(bound._static) or not all(type(a) in (Expression, int, float) for a in args) or not args:
+        return None
+    names = [f"a{i}" for i in range(len(args))]
+    tests, vids, ints, floats = [], [], [], []
+    namespace: dict[str, Any] = {
+        **variant.guards.namespace,
+        "Expression": Expression,
+        "signature": signature,
+        "slow": bound,
+        "missing": object(),
+        "state": state,
+        "config": config,
+    }
+    limits = {position: size for position, size, _, _ in signature.bounds}
+    for name, arg in zip(names, args):
+        if type(arg) is Expression:
+            namespace[f"t_{name}"] = arg.key
+            tests.append(f"{name}.key is t_{name} and {name}.graph is graph")
+            vids.append(f"{name}.vid")
+        elif type(arg) is int:
+            limit = limits.get(len(ints))
+            tests.append(f"type({name}) is int" + (f" and 0 <= {name} < {limit}" if limit is not None else ""))
+            ints.append(name)
+        else:
+            tests.append(f"type({name}) is float")
+            floats.append(name)
+    tests += ["graph is not None", "not rest", "not named", "not config.debug", variant.guards.condition]
+    for o, t in enumerate(signature.types):
+        namespace[f"out{o}"] = t
+    made = [f"Expression(graph, vid + {o}, out{o})" for o in range(len(signature.types))]
+    source = _RECORDER.format(
+        name=bound.__name__,
+        parameters=", ".join(f"{name}=missing" for name in names),
+        arguments=", ".join(names),
+        condition=" and ".join(tests),
+        record=", ".join(["place[1] if place[0] == graph.serial else graph.touch(signature)", *vids, *ints]) + ",",
+        floats=f"graph.floats.extend(({', '.join(floats)},))" if floats else "",
+        count=len(made),
+        result=f"({', '.join(made)},)" if variant.returns else made[0],
+    )
+    exec(compile(source, f"<recorder of {bound.cell.name}>", "exec"), namespace)
+    recorder = namespace[bound.__name__]
+    recorder.bound_cell = bound
+    recorder.__doc__ = bound.__doc__
+    return recorder
 
 
 def _check_lengths(name: str, signature: Signature, lists: list[Sequence[Expression]]) -> None:

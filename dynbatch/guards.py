@@ -33,24 +33,27 @@ class Guards:
         """A name for a constant."""
         for i, known in enumerate(self.roots):
             if known is value:
-                return f"r[{i}]"
+                return f"r{i}"
         self.roots.append(value)
-        return f"r[{len(self.roots) - 1}]"
+        return f"r{len(self.roots) - 1}"
 
     def wrap(self, value: Any, path: str) -> Any:
         """Note that ``path`` gave ``value``, and return what the traced function gets to see."""
-        from dynbatch.cell import BoundCell, Cell
+        from dynbatch.cell import Cell
 
         if isinstance(value, _PLAIN):
             if isinstance(value, float) and value != value:
                 return value
             known = repr(value) if isinstance(value, (bool, type(None))) else self.root(value)
-            same = "is" if isinstance(value, (bool, type(None))) else "=="
-            self.notes[f"type({path}) is type({known}) and {path} {same} {known}"] = None
+            self.notes[f"{path} is {known} or type({path}) is type({known}) and {path} == {known}"] = None
             return value
-        if isinstance(value, BoundCell):
-            return _Inlined(value.cell, self.stand_in(value.instance, self.root(value.instance)))
+        bound = getattr(value, "bound_cell", None)
+        if bound is not None:
+            return _Inlined(bound.cell, self.stand_in(bound.instance, self.root(bound.instance)))
         if type(value) in (list, tuple):
+            if all(getattr(v, "is_parameter", False) for v in value):  # one comparison, which tries identity first
+                self.notes[f"{path} == {self.root(type(value)(value))}"] = None
+                return value
             self.notes[f"len({path}) == {len(value)}"] = None
             return type(value)([self.wrap(v, f"{path}[{i}]") for i, v in enumerate(value)])
         if type(value) is dict and all(isinstance(k, (str, int)) for k in value):
@@ -87,15 +90,23 @@ class Guards:
         copy.__kwdefaults__ = function.__kwdefaults__
         return copy
 
+    @property
+    def condition(self) -> str:
+        """Python text that is true while everything is as it was noted; uses the names of `namespace`."""
+        return " and ".join(f"({note})" for note in self.notes) or "True"
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The constants of the condition."""
+        return {f"r{i}": value for i, value in enumerate(self.roots)}
+
     def compile(self) -> Callable[[], bool]:
         """A function that says whether everything is still as it was noted."""
-        source = "lambda r: " + (" and ".join(f"({note})" for note in self.notes) or "True")
-        check = eval(compile(source, "<guards of a cell>", "eval"), {})
-        roots = self.roots
+        check = eval(compile(f"lambda: {self.condition}", "<guards of a cell>", "eval"), self.namespace)
 
         def holds() -> bool:
             try:
-                return check(roots)
+                return check()
             except (AttributeError, KeyError, IndexError, TypeError):
                 return False
 

@@ -1,4 +1,4 @@
-"""Settings between tests: every test starts from the defaults, in a fresh graph."""
+"""Settings between tests: every test starts from the defaults, in the NumPy tier, in a fresh graph."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import dynbatch as dy
 from dynbatch.config import Config, config
+from dynbatch.cpu import tiers
 
 # "ci" draws the same examples every time, so that a red build means a change and not bad luck.
 # HYPOTHESIS_PROFILE=search looks for new ones.
@@ -21,10 +22,17 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def fresh_settings():
     """The default settings, whatever an earlier test chose, and a graph of that dtype."""
     vars(config).update(vars(Config()))
+    tiers.set_mode("never")
     dy.renew_cg()
     yield
     vars(config).update(vars(Config()))
     dy.renew_cg()
+
+
+@pytest.fixture(params=["never", "always"], ids=["numpy", "compiled"])
+def tier(request):
+    """Both ways to run a Program. Each kernel takes a good part of a second to compile where it is not cached."""
+    tiers.set_mode(request.param)
 
 
 @pytest.fixture

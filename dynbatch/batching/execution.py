@@ -299,8 +299,8 @@ class Execution:
         for b, s in enumerate(tables.signature_list):
             begin = clock()
             pools = self.pools[s]
-            routine = pools.code.routine(keep, is_hot(pools.code.digest))
             rows = starts[b + 1] - starts[b]
+            routine = pools.code.routine(keep, is_hot(pools.code.digest, rows))
             frame = Frame(routine, arena, rows)
             segment = pools.find(first_rows[b], first_rows[b] + rows)
             assert segment is not None
@@ -552,7 +552,7 @@ class BackwardRun:
             s = self.tables.signature_list[b]
             pools, code = x.pools[s], self.codes[s]
             nodes = self.order[starts[b] : starts[b + 1]]
-            routine = code.routine(is_hot(code.digest))
+            routine = code.routine(is_hot(code.digest, nodes.size))
             frame = Frame(routine, arena, nodes.size)
             for v in code.stored:
                 domain = code.program.values[v].domain
@@ -618,7 +618,7 @@ class BackwardRun:
         found: list[tuple[Any, Any]] = []
         for b, s in enumerate(trained):
             pools, code = x.pools[s], self.codes[s]
-            routine = code.routine(is_hot(code.digest))
+            routine = code.routine(is_hot(code.digest, 0))
             frame = Frame(routine, arena, self.rows[s])
             x._load(frame, tables, b, pools.signature)
             nodes = order[starts[b] : starts[b + 1]]

@@ -40,6 +40,9 @@ def fuse_matmul(program: Program) -> Program:
     group_of = {s.root: g for g in stacked for s in g}
     rewriter = Rewriter(program)
     parts: dict[int, int] = {}
+    shared = [v for v, x in enumerate(program.values) if x.domain == SHARED]
+    for v in shared:  # first, since a stack needs the matrices of all its products
+        rewriter.copy(v)
     for v in range(len(program.values)):
         if v not in group_of:
             rewriter.copy(v)

@@ -1,6 +1,6 @@
 """Which tier runs a Program: NumPy at first, compiled kernels once it has run often enough to pay for compiling.
 
-The rule counts batches, not time, so that a run can be repeated bit for bit; checkpoints save the counts.
+The rule counts work, not time, so that a run can be repeated bit for bit; checkpoints save the counts.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 
-HOT_AFTER = 40
-"""Batches that a Program runs in the NumPy tier before it is compiled."""
+HOT_AFTER = 64
+"""Work that a Program does in the NumPy tier before it is compiled: one for a batch, and one for every 32 rows."""
 
 _MODES = ("hot", "always", "never")
 mode = os.environ.get("DYNBATCH_COMPILE", "hot")
 """``hot``: compile what runs often; ``always``: at once; ``never``."""
 
 counts: dict[str, int] = {}
-"""Batches that each Program (by digest) has run; at `HOT_AFTER` it is compiled, and counted no more."""
+"""Work that each Program (by digest) has done; from `HOT_AFTER` on it is compiled, and counted no more."""
 
 
 def set_mode(new: str) -> None:
@@ -32,12 +32,12 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def is_hot(name: str) -> bool:
+def is_hot(name: str, rows: int) -> bool:
     """Count one more batch of a Program; whether it is to run compiled."""
     if mode != "hot":
         return mode == "always"
     count = counts.get(name, 0)
     if count >= HOT_AFTER:
         return True
-    counts[name] = count + 1
+    counts[name] = count + 1 + rows // 32
     return False

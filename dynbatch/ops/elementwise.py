@@ -17,7 +17,7 @@ cdiv = Elementwise("cdiv", "x / y", "dy / y", "-dy * out / y")
 power = Elementwise(
     "pow",
     "power(x, y)",
-    "dy * y * power(x, y - 1.0)",
+    "where(y == 0.0, 0.0, dy * y * power(x, y - 1.0))",  # at zero, too
     "where(x > 0.0, dy * out * log(where(x > 0.0, x, 1.0)), 0.0)",
 )
 bmax = Elementwise("bmax", "where(x > y, x, y)", "where(x > y, dy, 0.0)", "where(x > y, 0.0, dy)")
@@ -32,11 +32,11 @@ absolute = Elementwise("abs", "abs(x)", "dy * sign(x)")
 tanh = Elementwise("tanh", "tanh(x)", "dy * (1.0 - out * out)")
 logistic = Elementwise("logistic", "logistic(x)", "dy * out * (1.0 - out)")
 rectify = Elementwise("rectify", "where(x < 0.0, 0.0, x)", "where(x > 0.0, dy, 0.0)")
-elu = Elementwise(
+elu = Elementwise(  # where() keeps exp from overflowing, and unlike minimum() it keeps NaN in every tier
     "elu",
-    "where(x > 0.0, x, y * expm1(minimum(x, 0.0)))",
-    "where(x > 0.0, dy, dy * y * exp(minimum(x, 0.0)))",
-    "where(x > 0.0, 0.0, dy * expm1(minimum(x, 0.0)))",
+    "where(x > 0.0, x, y * expm1(where(x > 0.0, 0.0, x)))",
+    "where(x > 0.0, dy, dy * y * exp(where(x > 0.0, 0.0, x)))",
+    "where(x > 0.0, 0.0, dy * expm1(where(x > 0.0, 0.0, x)))",
 )
 silu = Elementwise(
     "silu",
@@ -65,6 +65,7 @@ huber = Elementwise(
     "dy * where(abs(x) < y, 2.0 * x, 2.0 * y * sign(x))",
     None,
 )
+softmax_weight = Elementwise("softmax_weight", "where(x == y, 1.0, exp(x - y))", None, None)  # of infinities, too
 less = Elementwise("less", "where(x < y, 1.0, 0.0)", None, None)
 gumbel = Elementwise("gumbel", "-log(-log(x))", None)
 stop_gradient = Elementwise("nobackprop", "x", None)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.compiler.ir import Builder
-from dynbatch.ops.elementwise import cmult
+from dynbatch.ops.elementwise import cmult, softmax_weight
 from dynbatch.ops.primitive import Array, Primitive
 from dynbatch.types import Type, type_of
 
@@ -92,9 +92,7 @@ class SegmentLogSumExp(_SegmentReduction):
             return (np.log(np.add.reduceat(shifted, ptr[:-1], axis=0)) + top).astype(x.dtype)
 
     def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int) -> list[int | None]:  # type: ignore[override]
-        from dynbatch.ops.elementwise import exp, subtract
-
-        weight = b.emit(exp, b.emit(subtract, args[0], b.emit(expand, out, args[1])))
+        weight = b.emit(softmax_weight, args[0], b.emit(expand, out, args[1]))
         return [b.emit(cmult, weight, b.emit(expand, dout, args[1])), None]
 
 

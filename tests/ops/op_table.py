@@ -58,7 +58,7 @@ class Row:
         gradient_of: the function whose gradient the op has, where that is not the reference.
         ragged: the operands are a list of any length.
         lanes: whether operands can be batched expressions.
-        numbers: whether the payload is numbers that a cell can take as arguments.
+        cell: whether the op can be called in a cell.
         note: tells rows of one op apart.
     """
 
@@ -71,7 +71,7 @@ class Row:
     gradient_of: Callable[[Arrays, tuple[Any, ...], tuple[Any, ...]], np.ndarray] | None = None
     ragged: bool = False
     lanes: bool = True
-    numbers: bool = True
+    cell: bool = True
     note: str = ""
 
     def __str__(self) -> str:
@@ -261,8 +261,9 @@ def _inputs() -> list[Row]:
 
     shapes = [Variant((), (s,)) for s in [(3,), (2, 3), (1,), (2, 3, 2)]]
     return [
-        Row("inputVector", lambda xs, p, s: dy.inputVector(list(p[0])), lambda xs, p, s: p[0], shapes[:1], array),
-        Row("inputTensor", lambda xs, p, s: dy.inputTensor(p[0]), lambda xs, p, s: p[0], shapes, array),
+        Row("inputVector", lambda xs, p, s: dy.inputVector(list(p[0])), lambda xs, p, s: p[0], shapes[:1], array,
+            cell=False),
+        Row("inputTensor", lambda xs, p, s: dy.inputTensor(p[0]), lambda xs, p, s: p[0], shapes, array, cell=False),
         Row("scalarInput", lambda xs, p, s: dy.scalarInput(p[0]), lambda xs, p, s: scalar(p[0]), [Variant(())], number),
         Row("zeros", lambda xs, p, s: dy.zeros(s[0]), lambda xs, p, s: np.zeros(s[0]), shapes),
         Row("ones", lambda xs, p, s: dy.ones(s[0]), lambda xs, p, s: np.ones(s[0]), shapes),
@@ -446,7 +447,7 @@ def _reductions() -> list[Row]:
         Row("binary_log_loss", lambda xs, p, s: dy.binary_log_loss(xs[0], dy.inputVector(p[0])),
             lambda xs, p, s: scalar(-np.where(np.array(p[0]) == 1, np.log(xs[0]), np.log(1 - xs[0])).sum()),
             variants([(3,)]), lambda rng, v: (rng.integers(0, 2, size=3).astype(float).tolist(),), domain="unit",
-            numbers=False, note="of_labels"),
+            cell=False, note="of_labels"),
     ]  # fmt: skip
 
 
@@ -477,11 +478,11 @@ def _softmaxes() -> list[Row]:
     return [
         Row("softmax", lambda xs, p, s: dy.softmax(xs[0], s[0]), lambda xs, p, s: softmax(xs[0], s[0]), over),
         Row("softmax", lambda xs, p, s: dy.softmax(xs[0] + dy.inputTensor(p[0]), s[0]),
-            lambda xs, p, s: softmax(xs[0] + p[0], s[0]), over[:4], mask, numbers=False, note="masked"),
+            lambda xs, p, s: softmax(xs[0] + p[0], s[0]), over[:4], mask, cell=False, note="masked"),
         Row("log_softmax", lambda xs, p, s: dy.log_softmax(xs[0], s[0]),
             lambda xs, p, s: np.log(softmax(xs[0], s[0])), over),
         Row("log_softmax", lambda xs, p, s: dy.select_rows(dy.log_softmax(xs[0], restrict=[3, 1]), [1, 3]),
-            lambda xs, p, s: np.log(softmax(xs[0][[1, 3]])), scores[:1], numbers=False, note="restrict"),
+            lambda xs, p, s: np.log(softmax(xs[0][[1, 3]])), scores[:1], cell=False, note="restrict"),
         Row("pickneglogsoftmax", lambda xs, p, s: dy.pickneglogsoftmax(xs[0], p[0]),
             lambda xs, p, s: negative_log(xs[0], p[0]), scores, index_into(0)),
         Row("hinge", lambda xs, p, s: dy.hinge(xs[0], p[0], p[1]), lambda xs, p, s: hinge(xs[0], p[0], p[1]), scores,
@@ -491,13 +492,13 @@ def _softmaxes() -> list[Row]:
         Row("pickneglogsoftmax_batch",
             lambda xs, p, s: elements(dy.pickneglogsoftmax_batch(dy.concatenate_to_batch(xs), p[0])),
             lambda xs, p, s: np.concatenate([negative_log(x, i) for x, i in zip(xs, p[0])]), scores[:1],
-            indices_for_each, ragged=True, lanes=False),
+            indices_for_each, ragged=True, lanes=False, cell=False),
         Row("pickneglogsoftmax", lambda xs, p, s: elements(dy.pickneglogsoftmax(dy.concatenate_to_batch(xs), p[0])),
             lambda xs, p, s: np.concatenate([negative_log(x, i) for x, i in zip(xs, p[0])]), scores[:1],
-            indices_for_each, ragged=True, lanes=False, note="of_lanes"),
+            indices_for_each, ragged=True, lanes=False, cell=False, note="of_lanes"),
         Row("hinge_batch", lambda xs, p, s: elements(dy.hinge_batch(dy.concatenate_to_batch(xs), p[0], 0.7)),
             lambda xs, p, s: np.concatenate([hinge(x, i, 0.7) for x, i in zip(xs, p[0])]), scores[:1],
-            indices_for_each, ragged=True, lanes=False),
+            indices_for_each, ragged=True, lanes=False, cell=False),
     ]  # fmt: skip
 
 
@@ -562,16 +563,16 @@ def _shapes() -> list[Row]:
             note="negative"),
         Row("pick_batch", lambda xs, p, s: elements(dy.pick_batch(dy.concatenate_to_batch(xs), p[0])),
             lambda xs, p, s: np.concatenate([picked(x, i, 0) for x, i in zip(xs, p[0])]), vectors,
-            indices_for_each, ragged=True, lanes=False),
+            indices_for_each, ragged=True, lanes=False, cell=False),
         Row("pick", lambda xs, p, s: elements(dy.pick(dy.concatenate_to_batch(xs), p[0])),
             lambda xs, p, s: np.concatenate([picked(x, i, 0) for x, i in zip(xs, p[0])]), vectors,
-            indices_for_each, ragged=True, lanes=False, note="of_lanes"),
+            indices_for_each, ragged=True, lanes=False, cell=False, note="of_lanes"),
         Row("pick_range", lambda xs, p, s: dy.pick_range(xs[0], *s),
             lambda xs, p, s: np.take(xs[0], range(s[0], s[1]), axis=s[2]), ranges),
         Row("select_rows", lambda xs, p, s: dy.select_rows(xs[0], p[0]), lambda xs, p, s: xs[0][p[0]],
-            variants([(4,)], [(3, 2)], [(2, 3, 2)]), some(0, 3), numbers=False),
+            variants([(4,)], [(3, 2)], [(2, 3, 2)]), some(0, 3)),
         Row("select_cols", lambda xs, p, s: dy.select_cols(xs[0], p[0]), lambda xs, p, s: xs[0][:, p[0]],
-            variants([(2, 3)], [(1, 4)], [(2, 3, 2)]), some(1, 3), numbers=False),
+            variants([(2, 3)], [(1, 4)], [(2, 3, 2)]), some(1, 3)),
         Row("get_item", lambda xs, p, s: xs[0][p[0]], lambda xs, p, s: vector_of(np.asarray(xs[0][p[0]])), vectors,
             index_into(0)),
         item("negative", -1, vectors),
@@ -603,19 +604,19 @@ def _batch_elements() -> list[Row]:
 
     return [
         Row("concatenate_to_batch", lambda xs, p, s: elements(batch(xs)), lambda xs, p, s: np.concatenate(xs), shapes,
-            ragged=True, lanes=False),
+            ragged=True, lanes=False, cell=False),
         Row("pick_batch_elem", lambda xs, p, s: dy.pick_batch_elem(batch(xs), p[0]), lambda xs, p, s: xs[p[0]], shapes,
-            lambda rng, v: (int(rng.integers(len(v.shapes))),), ragged=True, lanes=False),
+            lambda rng, v: (int(rng.integers(len(v.shapes))),), ragged=True, lanes=False, cell=False),
         Row("pick_batch_elems", lambda xs, p, s: elements(dy.pick_batch_elems(batch(xs), p[0])),
-            lambda xs, p, s: np.concatenate([xs[i] for i in p[0]]), shapes, two, ragged=True, lanes=False),
+            lambda xs, p, s: np.concatenate([xs[i] for i in p[0]]), shapes, two, ragged=True, lanes=False, cell=False),
         Row("sum_batches", lambda xs, p, s: dy.sum_batches(batch(xs)), lambda xs, p, s: np.sum(xs, axis=0), shapes,
-            ragged=True, lanes=False),
+            ragged=True, lanes=False, cell=False),
         Row("sum_dim", lambda xs, p, s: dy.sum_dim(batch(xs), [0], True),
-            lambda xs, p, s: vector_of(np.sum(xs, axis=(0, 1))), shapes, ragged=True, lanes=False, note="batch"),
+            lambda xs, p, s: vector_of(np.sum(xs, axis=(0, 1))), shapes, ragged=True, lanes=False, cell=False, note="batch"),
         Row("sum_dim", lambda xs, p, s: dy.sum_dim(batch(xs), [], True),
-            lambda xs, p, s: np.sum(xs, axis=0), shapes, ragged=True, lanes=False, note="batch_only"),
+            lambda xs, p, s: np.sum(xs, axis=0), shapes, ragged=True, lanes=False, cell=False, note="batch_only"),
         Row("mean_dim", lambda xs, p, s: dy.mean_dim(batch(xs), [0], True),
-            lambda xs, p, s: vector_of(np.mean(xs, axis=(0, 1))), shapes, ragged=True, lanes=False, note="batch"),
+            lambda xs, p, s: vector_of(np.mean(xs, axis=(0, 1))), shapes, ragged=True, lanes=False, cell=False, note="batch"),
     ]  # fmt: skip
 
 
