@@ -1,15 +1,110 @@
-"""Dynamic neural networks written per instance and batched automatically, in DyNet's style."""
+"""Dynamic neural networks written per instance and batched automatically, in DyNet's style.
+
+The README shows a complete example; `docs/architecture.md` is the map of the code.
+"""
 
 from dynbatch.cell import cell
 from dynbatch.config import init, load_environment
-from dynbatch.errors import *  # noqa: F403
-from dynbatch.graph import BatchedExpression, Expression, renew_cg
-from dynbatch.ops import *  # noqa: F403
-from dynbatch.parameters import ParameterCollection, Parameter
+from dynbatch.context import autobatch, forward, no_grad, plan
+from dynbatch.errors import (
+    BackwardError,
+    CellError,
+    ConfigurationError,
+    DynbatchError,
+    FileFormatError,
+    IndexRangeError,
+    OutOfMemoryError,
+    ShapeError,
+    StaleExpressionError,
+    ValidityError,
+)
+from dynbatch.graph import Expression, renew_cg
+from dynbatch.initializers import (
+    ConstInitializer,
+    GlorotInitializer,
+    IdentityInitializer,
+    NormalInitializer,
+    NumpyInitializer,
+    SaxeInitializer,
+    UniformInitializer,
+)
 from dynbatch.lookup_parameters import LookupParameter
-from dynbatch.initializers import *
-from dynbatch.trainers import *
-from dynbatch.context import autobatch, no_grad
-from dynbatch.batching.run import plan, forward
+from dynbatch.ops import *  # noqa: F403  the ops, under DyNet's names; `dynbatch.ops.__all__` lists them
+from dynbatch.ops import __all__ as _op_names
+from dynbatch.parameters import Parameter, ParameterCollection
+from dynbatch.rnn import (
+    BiRNNBuilder,
+    CoupledLSTMBuilder,
+    GRUBuilder,
+    LSTMBuilder,
+    RNNState,
+    SimpleRNNBuilder,
+    VanillaLSTMBuilder,
+)
+from dynbatch.serialization import load, load_checkpoint, load_metadata, save, save_checkpoint
+from dynbatch.trainers import (
+    AdagradTrainer,
+    AdamTrainer,
+    AMSGradTrainer,
+    AmsgradTrainer,
+    MomentumSGDTrainer,
+    RMSPropTrainer,
+    SimpleSGDTrainer,
+    Trainer,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "VanillaLSTMBuilder",
+    "SimpleRNNBuilder",
+    "RNNState",
+    "LSTMBuilder",
+    "GRUBuilder",
+    "CoupledLSTMBuilder",
+    "BiRNNBuilder",
+    "AMSGradTrainer",
+    "AdagradTrainer",
+    "AdamTrainer",
+    "AmsgradTrainer",
+    "BackwardError",
+    "CellError",
+    "ConfigurationError",
+    "ConstInitializer",
+    "DynbatchError",
+    "Expression",
+    "FileFormatError",
+    "GlorotInitializer",
+    "IdentityInitializer",
+    "IndexRangeError",
+    "LookupParameter",
+    "MomentumSGDTrainer",
+    "NormalInitializer",
+    "NumpyInitializer",
+    "OutOfMemoryError",
+    "Parameter",
+    "ParameterCollection",
+    "RMSPropTrainer",
+    "SaxeInitializer",
+    "ShapeError",
+    "SimpleSGDTrainer",
+    "StaleExpressionError",
+    "Trainer",
+    "UniformInitializer",
+    "ValidityError",
+    "autobatch",
+    "cell",
+    "forward",
+    "init",
+    "load",
+    "load_checkpoint",
+    "load_metadata",
+    "no_grad",
+    "plan",
+    "renew_cg",
+    "save",
+    "save_checkpoint",
+    *_op_names,
+]
 
 load_environment()

@@ -690,4 +690,3 @@ def cell(function: Callable[..., Any] | None = None, *, static: Sequence[str] = 
     if function is None:
         return lambda f: Cell(f, names)
     return Cell(function, names)
-

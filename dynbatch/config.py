@@ -213,10 +213,6 @@ def init(
         config._entropy = None
         config._generator = None
         config.draws = 0
-    if "threads" in changes:
-        from dynbatch.cpu.threads import apply_threads
-
-        apply_threads()
     if "dtype" in changes or "device" in changes:
         renew_cg()
 

@@ -1,12 +1,16 @@
-"""Settings that hold within a ``with`` block."""
+"""Settings that hold within a ``with`` block, and looking at what ran."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from dynbatch.config import check_strategy, config
-from dynbatch.graph import state
+from dynbatch.config import check_strategy
+from dynbatch.graph import Expression, state
+
+if TYPE_CHECKING:
+    from dynbatch.batching.plan import Plan
 
 
 @contextmanager
@@ -22,11 +26,11 @@ def autobatch(strategy: str) -> Iterator[None]:
         ConfigurationError: an unknown strategy; lists the valid ones.
     """
     strategy = check_strategy(strategy)
-    before, config.autobatch = config.autobatch, strategy
+    before, state.strategy = state.strategy, strategy
     try:
         yield
     finally:
-        config.autobatch = before
+        state.strategy = before
 
 
 @contextmanager
@@ -40,3 +44,21 @@ def no_grad() -> Iterator[None]:
         yield
     finally:
         state.keep = before
+
+
+def forward(expressions: list[Expression]) -> None:
+    """Compute several expressions in one plan, before their values are asked for one by one."""
+    from dynbatch.batching.run import forward
+
+    forward(expressions)
+
+
+def plan(direction: str = "forward") -> Plan:
+    """What the last plan of this thread did: nodes, batches, rows, bytes gathered, times; print it for a table.
+
+    Arguments:
+        direction: ``"forward"``, or ``"backward"`` for the last backward plan.
+    """
+    from dynbatch.batching.run import plan
+
+    return plan(direction)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from dynbatch.types import Type
 
-Number = (int, float)
 _serials = itertools.count(1)
 
 
@@ -35,6 +34,7 @@ class State(threading.local):
 
     def __init__(self) -> None:
         self.keep = True  # whether plans keep what backward reads: not within no_grad
+        self.strategy: str | None = None  # within `autobatch`, else the configured one
         self.tracer: Any = None
         self.last_plans: dict[str, Any] = {}
         self.graph = Graph()
@@ -91,6 +91,7 @@ def renew_cg() -> None:
     if old.execution is not None:
         state.last_plans = {"forward": old.execution.last, "backward": old.execution.last_backward}
         old.execution.release()
+        old.execution = None
     state.graph = Graph()
 
 
@@ -170,7 +171,9 @@ class Operand:
         return float(self) >= _number(other)
 
     def __eq__(self, other: object) -> bool:
-        return float(self) == other if isinstance(other, Number) else self is other
+        if hasattr(other, "__float__") and not isinstance(other, Operand):
+            return float(self) == float(other)  # type: ignore[arg-type]
+        return self is other
 
     def __ne__(self, other: object) -> bool:
         return not self == other

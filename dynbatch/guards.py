@@ -14,6 +14,7 @@ from dynbatch.errors import CellError, user_line
 from dynbatch.graph import Operand
 
 _PLAIN = (int, float, str, bytes, bool, complex, type(None))
+_OPAQUE_MODULES = ("numpy", "dynbatch.parameters", "dynbatch.trainers", "dynbatch.initializers")
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, Operand)
 
 
@@ -60,7 +61,7 @@ class Guards:
             self.notes[f"len({path}) == {len(value)}"] = None
             return {k: self.wrap(v, f"{path}[{k!r}]") for k, v in value.items()}
         opaque = isinstance(value, (*_OPAQUE, Cell)) or hasattr(value, "is_parameter")
-        if opaque or not hasattr(value, "__dict__") or type(value).__module__.split(".")[0] in ("numpy", "dynbatch"):
+        if opaque or not hasattr(value, "__dict__") or type(value).__module__ in _OPAQUE_MODULES:
             self.notes[f"{path} is {self.root(value)}"] = None
             return value
         return self.stand_in(value, path)

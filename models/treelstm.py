@@ -87,7 +87,7 @@ class ChildSumTreeLSTM(TreeLSTM):
     @dy.cell
     def compose(self, hs, cs):
         """The state of an inner node from the lists of its children's h and c."""
-        h_sum = dy.esum(list(hs))  # (2)
+        h_sum = dy.esum(hs)  # (2)
         i = dy.logistic(dy.affine_transform([self.b_i, self.U_i, h_sum]))  # (3)
         fs = [dy.logistic(dy.affine_transform([self.b_f, self.U_f, h])) for h in hs]  # (4), what stays of each c
         o = dy.logistic(dy.affine_transform([self.b_o, self.U_o, h_sum]))  # (5)

@@ -13,51 +13,62 @@ from dynbatch.batching.stream import ARGS, LISTS
 
 
 @njit(cache=True, nogil=True)
-def _count_consumers(stream, layout, pos, producer, member, nodes, waiting, ptr):
-    """Pending arguments of each node (repeats counted), and in ``ptr[n + 1]`` the uses of each node."""
+def _count_operands(stream, layout, pos, nodes):
+    """Operands of all nodes together: room for the edges."""
+    count = 0
     for n in nodes:
-        s = stream[pos[n]]
-        p = pos[n] + 1
-        w = 0
-        for _ in range(layout[s, ARGS]):
-            m = producer[stream[p]]
-            if member[m] >= 0:
-                w += 1
-                ptr[member[m] + 1] += 1
-            p += 1
+        p = pos[n]
+        s = stream[p]
+        p += 1 + layout[s, ARGS]
+        count += layout[s, ARGS]
         for _ in range(layout[s, LISTS]):
-            length = stream[p]
-            p += 1
-            for _ in range(length):
-                m = producer[stream[p]]
-                if member[m] >= 0:
-                    w += 1
-                    ptr[member[m] + 1] += 1
-                p += 1
-        waiting[member[n]] = w
+            count += stream[p]
+            p += 1 + stream[p]
+    return count
 
 
 @njit(cache=True, nogil=True)
-def _fill_consumers(stream, layout, pos, producer, member, nodes, fill, users):
-    for n in nodes:
-        s = stream[pos[n]]
-        p = pos[n] + 1
-        k = member[n]
+def _list_edges(stream, layout, pos, producer, place, nodes, sig, level, edges, waiting, ptr, own_sig, own_level):
+    """Pending arguments of each node, by place; how many each waits for; and in ``ptr[k + 1]`` how many use it."""
+    e = 0
+    for k in range(nodes.size):
+        n = nodes[k]
+        own_sig[k] = sig[n]
+        own_level[k] = level[n]
+        p = pos[n]
+        s = stream[p]
+        p += 1
+        before = e
         for _ in range(layout[s, ARGS]):
-            m = member[producer[stream[p]]]
+            m = place[producer[stream[p]]]
             if m >= 0:
-                users[fill[m]] = k
-                fill[m] += 1
+                edges[e] = m
+                e += 1
+                ptr[m + 1] += 1
             p += 1
         for _ in range(layout[s, LISTS]):
             length = stream[p]
             p += 1
             for _ in range(length):
-                m = member[producer[stream[p]]]
+                m = place[producer[stream[p]]]
                 if m >= 0:
-                    users[fill[m]] = k
-                    fill[m] += 1
+                    edges[e] = m
+                    e += 1
+                    ptr[m + 1] += 1
                 p += 1
+        waiting[k] = e - before
+
+
+@njit(cache=True, nogil=True)
+def _list_users(edges, waiting, fill, users):
+    """Turn the edges around: the users of each node, from ``fill[node]`` on."""
+    e = 0
+    for k in range(waiting.size):
+        for _ in range(waiting[k]):
+            m = edges[e]
+            users[fill[m]] = k
+            fill[m] += 1
+            e += 1
 
 
 @njit(cache=True, nogil=True)
@@ -100,7 +111,7 @@ def _pop(heap, size, total, left):
 
 
 @njit(cache=True, nogil=True)
-def _schedule(nodes, sig, level, signatures, waiting, ptr, users, order, starts):
+def _schedule(nodes, sig, level, signatures, waiting, ptr, users, link, order, starts):
     """Ready nodes of each signature are a linked list in order of becoming ready; a heap holds the ready signatures.
 
     A signature's mean level changes only when it runs, and it is out of the heap then, so the heap stays valid.
@@ -110,15 +121,14 @@ def _schedule(nodes, sig, level, signatures, waiting, ptr, users, order, starts)
     left = np.zeros(signatures, np.int64)
     head = np.full(signatures, -1, np.int64)
     tail = np.full(signatures, -1, np.int64)
-    link = np.full(count, -1, np.int64)
     heap = np.empty(signatures, np.int64)
     size = 0
-    for n in nodes:
-        total[sig[n]] += level[n]
-        left[sig[n]] += 1
     for k in range(count):
+        s = sig[k]
+        total[s] += level[k]
+        left[s] += 1
+        link[k] = -1
         if waiting[k] == 0:
-            s = sig[nodes[k]]
             if head[s] < 0:
                 head[s] = k
             else:
@@ -141,7 +151,7 @@ def _schedule(nodes, sig, level, signatures, waiting, ptr, users, order, starts)
         while k >= 0:
             order[done] = k
             done += 1
-            total[s] -= level[nodes[k]]
+            total[s] -= level[k]
             left[s] -= 1
             k = link[k]
         for i in range(begin, done):  # the whole batch has run: release its consumers
@@ -151,7 +161,7 @@ def _schedule(nodes, sig, level, signatures, waiting, ptr, users, order, starts)
                 c = users[u]
                 waiting[c] -= 1
                 if waiting[c] == 0:
-                    t = sig[nodes[c]]
+                    t = sig[c]
                     if head[t] < 0:
                         head[t] = c
                         if t != s:
@@ -170,18 +180,17 @@ def _schedule(nodes, sig, level, signatures, waiting, ptr, users, order, starts)
 def agenda(pending: Pending) -> tuple[np.ndarray, np.ndarray]:
     """Order of the chosen nodes, and where each batch starts in it (with the end as last entry)."""
     nodes, count = pending.nodes, pending.nodes.size
-    graph = (pending.stream, pending.layout, pending.pos, pending.producer)
+    walk = (pending.stream, pending.layout, pending.pos)
     place = pending.place
     place[nodes] = np.arange(count)
-    waiting = np.empty(count, np.int64)
-    ptr = np.zeros(count + 1, np.int64)
-    _count_consumers(*graph, place, nodes, waiting, ptr)
-    np.cumsum(ptr, out=ptr)
-    users = np.empty(ptr[-1], np.int64)
-    _fill_consumers(*graph, place, nodes, ptr[:-1].copy(), users)
+    edges = np.empty(_count_operands(*walk, nodes), np.int32)
+    waiting, sig, level, link = (np.empty(count, np.int32) for _ in range(4))
+    ptr = np.zeros(count + 1, np.int32)
+    _list_edges(*walk, pending.producer, place, nodes, pending.sig, pending.level, edges, waiting, ptr, sig, level)
     place[nodes] = -1
+    np.cumsum(ptr, out=ptr)
+    users = np.empty_like(edges)
+    _list_users(edges, waiting, ptr[:-1].copy(), users)
     order, starts = np.empty(count, np.int64), np.empty(count + 1, np.int64)
-    batches = _schedule(
-        nodes, pending.sig, pending.level, pending.signatures, waiting, ptr, users, order, starts
-    )
+    batches = _schedule(nodes, sig, level, pending.signatures, waiting, ptr, users, link, order, starts)
     return order, starts[: batches + 1]

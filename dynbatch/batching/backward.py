@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from dynbatch.batching.stream import ARGS, LISTS, OUTS
+from dynbatch.batching.stream import ARGS, LISTS
 
 
 @njit(cache=True, nogil=True)

@@ -7,6 +7,7 @@ run. A plan that fails leaves everything as it was before it.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from dynbatch.compiler.ir import ROW, SHARED
 from dynbatch.config import config
 from dynbatch.cpu.code import ForwardCode, GradientCode
 from dynbatch.cpu.gather import gather_from, sum_edges
-from dynbatch.cpu.memory import return_arena, take_arena
+from dynbatch.cpu.memory import Arena
 from dynbatch.cpu.routine import Frame, Routine
 from dynbatch.cpu.tiers import is_hot
 from dynbatch.errors import BackwardError, ValidityError
@@ -105,38 +106,36 @@ class Execution:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.arena = take_arena(graph.dtype)
         self.dtype = np.dtype(graph.dtype)
-        self.nodes = self.values = self.words = self.floats = 0
+        self.arena = Arena(graph.dtype)
         self.stream = np.empty(0, np.int64)
         self.payload = np.empty(0, np.float64)
         self.data = np.empty(0, self.dtype)
-        self.data_size = 0
         self.pos, self.first, self.fpos, self.sig = (np.empty(0, np.int64) for _ in range(4))
         self.row, self.level, self.place, self.lane_group = (np.empty(0, np.int64) for _ in range(4))
         self.producer, self.location = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.start(graph)
+
+    def start(self, graph: Graph) -> None:
+        """Begin with an empty graph; arrays and arena are used again, since fresh pages cost their faults."""
+        self.graph = graph
+        self.nodes = self.values = self.words = self.floats = self.data_size = 0
+        self.lane_words = self.lanes = 0
         self.layout = np.empty((0, 5), np.int64)
         self.widths = np.empty((0, 1), np.int64)
         self.pools: list[Pools] = []
-        self.pending = np.empty(0, np.int64)
-        self.lane_words = 0
-        self.lanes = 0
+        self.pending = _NONE
         self.executed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.last = Plan("forward", config.autobatch)
         self.last_backward = Plan("backward", config.autobatch)
-        self._gradients: dict[int, tuple[int, int]] | None = None
-        self._full: Any = None
+        self._full: BackwardRun | None = None
         self._warned = False
 
     def release(self) -> None:
-        """Give the memory back; the graph is over."""
-        if self.arena is not None:
-            return_arena(self.arena)
-            self.arena = None  # type: ignore[assignment]
-
-    def __del__(self) -> None:
-        self.release()
+        """The graph is over: forget it, and be there for the next one."""
+        self.arena.reset()
+        self.start(None)  # type: ignore[arg-type]
+        _idle.append(self)
 
     # ---- decoding ---------------------------------------------------------------------------------------------------
 
@@ -175,9 +174,10 @@ class Execution:
         self.words, self.values, self.nodes, self.floats = words, values, end, len(graph.floats)
         if self.values > GRAPH_WARNING and not self._warned:
             self._warned = True
-            print(
-                f"dynbatch: this graph holds {self.values} values; call dy.renew_cg() between minibatches to free them",
-                file=sys.stderr,
+            warnings.warn(
+                f"this graph holds {self.values} values; call dy.renew_cg() between minibatches to free them",
+                RuntimeWarning,
+                stacklevel=2,
             )
 
     def _add_signatures(self) -> None:
@@ -209,15 +209,16 @@ class Execution:
         self._sync()
         if all(self.location[t] >= 0 for t in targets):
             return
-        plan = Plan("forward", config.autobatch)
+        strategy = state.strategy or config.autobatch
+        plan = Plan("forward", strategy)
         begin = plan.clock()
-        nodes = self._choose(np.array(targets, np.int64), config.autobatch)
+        nodes = self._choose(np.array(targets, np.int64), strategy)
         levels = int(self.level[nodes].max()) + 1
         pending = Pending(
             nodes, self.sig, self.level, levels, len(self.pools), self.lane_group,
             self.stream, self.layout, self.pos, self.producer, self.place,
         )  # fmt: skip
-        order, starts = STRATEGIES[config.autobatch](pending)
+        order, starts = STRATEGIES[strategy](pending)
         signatures = self.sig[order[starts[:-1]]]
         before = (self.arena.top, [(p.rows, len(p.segments), p.kept, p.version) for p in self.pools])
         try:
@@ -239,7 +240,7 @@ class Execution:
         """The nodes to run now, ascending; their levels are set."""
         marked = np.zeros(self.nodes, np.bool_)
         walk = (self.stream, self.layout, self.pos, self.producer)
-        needed = passes.mark_ancestors(*walk, self.row, targets, marked, np.empty(self.pending.size, np.int64))
+        needed = passes.mark_ancestors(*walk, self.row, targets, self.pending, marked)
         if strategy == "off" or needed == self.pending.size:
             nodes = self.pending[marked[self.pending]] if needed < self.pending.size else self.pending
             passes.levels(*walk, marked, nodes, self.level)
@@ -300,7 +301,8 @@ class Execution:
             begin = clock()
             pools = self.pools[s]
             rows = starts[b + 1] - starts[b]
-            routine = pools.code.routine(keep, is_hot(pools.code.digest, rows))
+            # the NumPy tier sees every value, so that a check names the op
+            routine = pools.code.routine(keep, not config.check_validity and is_hot(pools.code.digest, rows))
             frame = Frame(routine, arena, rows)
             segment = pools.find(first_rows[b], first_rows[b] + rows)
             assert segment is not None
@@ -313,7 +315,12 @@ class Execution:
                 self._check(frame, pools, b)
             plan.batch_reports.append(
                 BatchReport(
-                    routine.program.name, rows, clock() - begin, frame.gathered * arena.itemsize, routine.tier, pools.shapes
+                    routine.program.name,
+                    rows,
+                    clock() - begin,
+                    frame.gathered * arena.itemsize,
+                    routine.tier,
+                    pools.shapes,
                 )
             )
             arena.release_scratch()
@@ -403,13 +410,12 @@ class Execution:
 
     def backward(self, loss: int, full: bool) -> None:
         """Add the gradients of value ``loss``, which has been computed, to those of the parameters."""
-        plan = Plan("backward", config.autobatch)
+        plan = Plan("backward", state.strategy or config.autobatch)
         begin = plan.clock()
         run = BackwardRun(self, int(self.producer[loss]), full)
         for s in np.flatnonzero(run.sizes).tolist():
             self._check_version(self.pools[s])
         top = self.arena.top
-        self._gradients = None
         done = False
         try:
             run.prepare(loss)
@@ -482,13 +488,22 @@ class BackwardRun:
         batches = reverse.keep_needed(order, starts, signatures, self.needs, new_order, new_starts, new_signatures)
         self.order, self.starts = new_order, new_starts[: batches + 1]
         self.signatures = new_signatures[:batches]
-        if len(x.executed) > 1 and config.autobatch != "off":
+        if len(x.executed) > 1 and (state.strategy or config.autobatch) != "off":
             nodes = np.flatnonzero(self.needs)
             levels = passes.levels(*self.walk, self.needs, nodes, x.level)
             merged, merged_starts = depth(
                 Pending(
-                    nodes, x.sig, x.level, levels, len(x.pools), x.lane_group,
-                    x.stream, x.layout, x.pos, x.producer, x.place,
+                    nodes,
+                    x.sig,
+                    x.level,
+                    levels,
+                    len(x.pools),
+                    x.lane_group,
+                    x.stream,
+                    x.layout,
+                    x.pos,
+                    x.producer,
+                    x.place,
                 )  # fmt: skip
             )
             if merged_starts.size - 1 < batches:
@@ -501,7 +516,10 @@ class BackwardRun:
         lists = max(1, int(x.layout[:, passes.LISTS].max()))
         rows, elements = np.zeros(len(x.pools), np.int64), np.zeros((len(x.pools), lists), np.int64)
         self.place = np.empty(x.nodes, np.int64)
-        batch_row, batch_element = np.empty(self.signatures.size, np.int64), np.empty((self.signatures.size, lists), np.int64)
+        batch_row, batch_element = (
+            np.empty(self.signatures.size, np.int64),
+            np.empty((self.signatures.size, lists), np.int64),
+        )
         reverse.count_rows(
             x.stream, x.layout, x.pos, self.order, self.starts, self.signatures, rows, elements, self.place,
             batch_row, batch_element,
@@ -566,8 +584,12 @@ class BackwardRun:
                 step(frame)
             plan.batch_reports.append(
                 BatchReport(
-                    code.program.name, nodes.size, clock() - begin, frame.gathered * arena.itemsize,
-                    routine.tier, pools.shapes,
+                    code.program.name,
+                    nodes.size,
+                    clock() - begin,
+                    frame.gathered * arena.itemsize,
+                    routine.tier,
+                    pools.shapes,
                 )  # fmt: skip
             )
             arena.release_scratch()
@@ -644,10 +666,20 @@ class BackwardRun:
         return np.array(total.T, order="C")
 
 
-GRAPH_WARNING = 20_000_000
+GRAPH_WARNING = 5_000_000
 """Values in one graph beyond which a warning says that it was never renewed."""
 
 _NONE = np.empty(0, np.int64)
+_idle: list[Execution] = []
+
+
+def take_execution(graph: Graph) -> Execution:
+    """An execution for a graph: one that an earlier graph has left, or a new one."""
+    for i, execution in enumerate(_idle):
+        if execution.dtype.name == graph.dtype:
+            _idle.pop(i).start(graph)
+            return execution
+    return Execution(graph)
 
 
 def _grown(array: np.ndarray, used: int, needed: int) -> np.ndarray:

@@ -153,7 +153,9 @@ class Plan:
         groups: dict[tuple[str, str, str], list[BatchReport]] = {}
         for report in self.batch_reports:
             groups.setdefault((report.name, report.shapes, report.tier), []).append(report)
-        header = f"{'program':<28} {'outputs':<20} {'batches':>7} {'rows':>8} {'rows/batch':>10} {'KiB':>9} {'ms':>8}  tier"
+        header = (
+            f"{'program':<28} {'outputs':<20} {'batches':>7} {'rows':>8} {'rows/batch':>10} {'KiB':>9} {'ms':>8}  tier"
+        )
         lines.append(header)
         for (name, shapes, tier), found in sorted(groups.items(), key=lambda g: -sum(r.seconds for r in g[1])):
             rows = sum(r.rows for r in found)

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dynbatch.batching.execution import Execution
+from dynbatch.batching.execution import Execution, take_execution
 from dynbatch.batching.plan import Plan
+from dynbatch.cpu.threads import apply_threads
 from dynbatch.errors import BackwardError, user_line
 from dynbatch.graph import Expression, Graph, check_live, state
 
@@ -30,8 +31,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _execution(graph: Graph) -> Execution:
+    apply_threads()
     if graph.execution is None:
-        graph.execution = Execution(graph)
+        graph.execution = take_execution(graph)
     return graph.execution
 
 
@@ -80,7 +82,9 @@ def gradient(expression: Expression) -> np.ndarray:
 
 
 def plan(direction: str = "forward") -> Plan:
-    """The last plan of this thread's graph (``forward`` or ``backward``); print it for a table."""
+    """See `dynbatch.context.plan`."""
+    if direction not in ("forward", "backward"):
+        raise ValueError(f"plan: the direction is forward or backward, not {direction!r}")
     execution: Any = state.graph.execution
     if execution is None:
         return state.last_plans.get(direction) or Plan(direction, "none")

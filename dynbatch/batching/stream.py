@@ -34,38 +34,36 @@ def decode(stream, start, end, layout, node, value, float_pos, pos, first, fpos,
 
 
 @njit(cache=True, nogil=True)
-def mark_ancestors(stream, layout, pos, producer, row, targets, marked, stack):
-    """Mark the nodes that ``targets`` need and that have not run (``row`` < 0); returns how many."""
-    count = 0
-    top = 0
+def mark_ancestors(stream, layout, pos, producer, row, targets, nodes, marked):
+    """Mark those of the pending ``nodes`` (ascending) that ``targets`` need; returns how many.
+
+    One sweep from the newest node to the oldest: an argument is always older than what uses it.
+    """
     for t in targets:
         n = producer[t]
-        if row[n] < 0 and not marked[n]:
+        if row[n] < 0:
             marked[n] = True
-            stack[top] = n
-            top += 1
-    while top:
-        top -= 1
-        n = stack[top]
+    count = 0
+    for i in range(nodes.size - 1, -1, -1):
+        n = nodes[i]
+        if not marked[n]:
+            continue
         count += 1
-        s = stream[pos[n]]
-        p = pos[n] + 1
+        p = pos[n]
+        s = stream[p]
+        p += 1
         for _ in range(layout[s, ARGS]):
             m = producer[stream[p]]
-            if row[m] < 0 and not marked[m]:
+            if row[m] < 0:
                 marked[m] = True
-                stack[top] = m
-                top += 1
             p += 1
         for _ in range(layout[s, LISTS]):
             length = stream[p]
             p += 1
             for _ in range(length):
                 m = producer[stream[p]]
-                if row[m] < 0 and not marked[m]:
+                if row[m] < 0:
                     marked[m] = True
-                    stack[top] = m
-                    top += 1
                 p += 1
     return count
 
@@ -185,7 +183,22 @@ def table_sizes(stream, layout, pos, order, starts, signatures, offsets, metas, 
 
 @njit(cache=True, nogil=True)
 def fill_tables(
-    stream, layout, pos, fpos, order, starts, signatures, location, widths, payload, table, metas, meta, offsets, ftable, floats
+    stream,
+    layout,
+    pos,
+    fpos,
+    order,
+    starts,
+    signatures,
+    location,
+    widths,
+    payload,
+    table,
+    metas,
+    meta,
+    offsets,
+    ftable,
+    floats,
 ):
     """The operands of each batch, by column.
 

@@ -93,4 +93,3 @@ def fuse_elementwise(program: Program, skip: Iterable[int], stored: Iterable[int
         if v in region_of:
             region_of[v].outside.add(v)
     return schedule
-

@@ -24,7 +24,9 @@ class ForwardCode:
     def __init__(self, source: Program) -> None:
         self.program = program = fuse_matmul(source)
         self.outputs = program.outputs
-        everything = self.gradient_program((True,) * program.layout[0], (True,) * program.layout[4], (True,) * program.layout[1], False)
+        everything = self.gradient_program(
+            (True,) * program.layout[0], (True,) * program.layout[4], (True,) * program.layout[1], False
+        )
         self.kept = tuple(
             sorted({v.index for v in everything.values if v.kind == "fwd" and v.domain == ROW} - set(self.outputs))
         )

@@ -249,6 +249,6 @@ class _Substitute(ast.NodeTransformer):
             below = ast.IfExp(ast.Compare(args[0], [ast.Lt()], [zero]), minus, args[0])
             return ast.IfExp(ast.Compare(args[0], [ast.Gt()], [zero]), one, below)
         if node.func.id in ("maximum", "minimum"):
-            compare = ast.Gt() if node.func.id == "maximum" else ast.Lt()
-            return ast.IfExp(ast.Compare(args[0], [compare], [args[1]]), args[0], args[1])
+            compare = ast.Gt() if node.func.id == "maximum" else ast.Lt()  # in this order a NaN in the first stays
+            return ast.IfExp(ast.Compare(args[1], [compare], [args[0]]), args[1], args[0])
         return ast.Call(ast.Name(self.functions.get(node.func.id, node.func.id)), args, [])

@@ -115,20 +115,3 @@ class Arena:
                 f"Use a smaller minibatch, or dy.no_grad() where no gradient is needed"
             )
         self._checked[part] = min(limit, max(end, self._checked[part] + step))
-
-
-_free: list[Arena] = []
-
-
-def take_arena(dtype: str) -> Arena:
-    """An arena nobody uses, with pages that earlier graphs have touched if there is one."""
-    for i, arena in enumerate(_free):
-        if arena.mem.dtype.name == dtype:
-            return _free.pop(i)
-    return Arena(dtype)
-
-
-def return_arena(arena: Arena) -> None:
-    """Make the arena available to the next graph."""
-    arena.reset()
-    _free.append(arena)

@@ -17,7 +17,8 @@ from dynbatch.config import config
 from dynbatch.errors import DynbatchError, IndexRangeError, ShapeError, user_line
 from dynbatch.graph import Expression, Operand, handle, state
 from dynbatch.ops import elementwise as ew
-from dynbatch.ops import indexing, linear, normalization, random, reduction, segment, shape, softmax as softmaxes
+from dynbatch.ops import indexing, linear, normalization, random, reduction, segment, shape
+from dynbatch.ops import softmax as softmaxes
 from dynbatch.ops.record import (
     Lanes,
     Op,
@@ -31,6 +32,83 @@ from dynbatch.ops.record import (
     spread,
 )
 from dynbatch.types import type_of
+
+__all__ = [
+    "abs",
+    "affine_transform",
+    "argmax",
+    "average",
+    "binary_log_loss",
+    "bmax",
+    "bmin",
+    "cdiv",
+    "cmult",
+    "concatenate",
+    "concatenate_cols",
+    "concatenate_to_batch",
+    "const_parameter",
+    "constant",
+    "dot_product",
+    "dropout",
+    "elu",
+    "emax",
+    "esum",
+    "exp",
+    "flip_gradient",
+    "gelu",
+    "hinge",
+    "hinge_batch",
+    "huber_distance",
+    "inputTensor",
+    "inputVector",
+    "l1_distance",
+    "layer_norm",
+    "log",
+    "log_sigmoid",
+    "log_softmax",
+    "logistic",
+    "logsumexp",
+    "lookup",
+    "lookup_batch",
+    "max_dim",
+    "mean_dim",
+    "mean_elems",
+    "nobackprop",
+    "noise",
+    "ones",
+    "parameter",
+    "pick",
+    "pick_batch",
+    "pick_batch_elem",
+    "pick_batch_elems",
+    "pick_range",
+    "pickneglogsoftmax",
+    "pickneglogsoftmax_batch",
+    "pow",
+    "random_bernoulli",
+    "random_gumbel",
+    "random_normal",
+    "random_uniform",
+    "rectify",
+    "reshape",
+    "scalarInput",
+    "scale_gradient",
+    "select_cols",
+    "select_rows",
+    "silu",
+    "softmax",
+    "softsign",
+    "sqrt",
+    "square",
+    "squared_distance",
+    "squared_norm",
+    "sum_batches",
+    "sum_dim",
+    "sum_elems",
+    "tanh",
+    "transpose",
+    "zeros",
+]
 
 Dim = int | Sequence[int]
 
@@ -60,7 +138,10 @@ def _index(name: str, index: Any, size: int, what: str) -> Any:
 
 
 def _indices(name: str, indices: Iterable[Any], size: int, what: str) -> Lanes:
-    return Lanes(_index(name, i, size, what) for i in indices)
+    checked = Lanes(_index(name, i, size, what) for i in indices)
+    if not checked:
+        raise ShapeError(f"{user_line()}: {name}: the list of indices is empty")
+    return checked
 
 
 def _pair(name: str, x: Any, y: Any) -> tuple[Any, Any]:
@@ -256,7 +337,9 @@ def divide(x: Any, y: Any) -> Expression:
 
 def _number(name: str, x: Any) -> Any:
     if not _is_number(x):
-        raise TypeError(f"{user_line()}: {name}: expected an Expression, a parameter or a number, not {type(x).__name__}")
+        raise TypeError(
+            f"{user_line()}: {name}: expected an Expression, a parameter or a number, not {type(x).__name__}"
+        )
     return x
 
 
@@ -512,7 +595,7 @@ def logsumexp(exprs: Iterable[Any]) -> Expression:
 
 def _emit_sum_dim(t: Tracer, x: int, dims: tuple[int, ...], mean: bool) -> int:
     for d in dims:
-        shape.check_dim("sum_dim", t.type(x), d)
+        shape.check_dim("mean_dim" if mean else "sum_dim", t.type(x), d)
     source = t.type(x).shape
     kept = tuple(1 if d in dims else n for d, n in enumerate(source))
     total = t.emit(reduction.sum_to, x, shape=kept)
@@ -529,7 +612,8 @@ def _emit_mean(t: Tracer, x: int) -> int:
 
 _sum_elems = Op("sum_elems", lambda t, x: t.emit(reduction.sum_to, x, shape=(1,)))
 _mean_elems = Op("mean_elems", _emit_mean)
-_sum_dim = Op("sum_dim", _emit_sum_dim)
+_sum_dim = Op("sum_dim", lambda t, x, dims: _emit_sum_dim(t, x, dims, False))
+_mean_dim = Op("mean_dim", lambda t, x, dims: _emit_sum_dim(t, x, dims, True))
 _max_dim = Op("max_dim", lambda t, x, dim: t.emit(reduction.max_dim, x, dim=dim))
 _argmax = Op(
     "argmax", lambda t, x, dim, straight: t.emit(reduction.one_hot_argmax, x, dim=dim, straight_through=straight)
@@ -538,9 +622,7 @@ _squared_norm = Op("squared_norm", lambda t, x: _sum_of(t, t.emit(ew.square, x))
 _squared_distance = Op(
     "squared_distance", lambda t, x, y: _sum_of(t, t.emit(ew.square, _difference(t, "squared_distance", x, y)))
 )
-_l1_distance = Op(
-    "l1_distance", lambda t, x, y: _sum_of(t, t.emit(ew.absolute, _difference(t, "l1_distance", x, y)))
-)
+_l1_distance = Op("l1_distance", lambda t, x, y: _sum_of(t, t.emit(ew.absolute, _difference(t, "l1_distance", x, y))))
 _huber_distance = Op(
     "huber_distance", lambda t, x, y, c: _sum_of(t, t.emit(ew.huber, _difference(t, "huber_distance", x, y), c))
 )
@@ -574,7 +656,7 @@ def _dim_list(d: Dim) -> tuple[int, ...]:
 def sum_dim(x: Any, d: Dim, b: bool = False) -> Expression:
     """Sum along the dimensions ``d``, which disappear; ``b`` also sums over the batch elements."""
     dims = _dim_list(d)
-    result = _sum_dim((as_operand(x),), static=(dims, False)) if dims else as_expression(x)
+    result = _sum_dim((as_operand(x),), static=(dims,)) if dims else as_expression(x)
     return sum_batches(result) if b else result
 
 
@@ -591,7 +673,7 @@ def mean_dim(x: Any, d: Dim, b: bool = False, n: int = 0) -> Expression:
     x = as_expression(x)
     lanes = x.dim()[1] if b else 1
     count = n or math.prod(x.type.shape[i] for i in dims if i < len(x.type.shape)) * lanes
-    return sum_dim(x, dims, b) * (1.0 / count) if n or b else _sum_dim((x,), static=(dims, True))
+    return sum_dim(x, dims, b) * (1.0 / count) if n or b else _mean_dim((x,), static=(dims,))
 
 
 def max_dim(x: Any, d: int = 0) -> Expression:

@@ -70,9 +70,7 @@ def broadcast_shape(name: str, *types: Type) -> tuple[int, ...]:
 def align(arrays: tuple[Array, ...]) -> list[Array]:
     """Insert axes behind the leading one until all arrays have one rank (left-aligned in the user's shapes)."""
     rank = max(a.ndim for a in arrays)
-    return [
-        a if a.ndim == rank else a.reshape((a.shape[0],) + (1,) * (rank - a.ndim) + a.shape[1:]) for a in arrays
-    ]
+    return [a if a.ndim == rank else a.reshape((a.shape[0],) + (1,) * (rank - a.ndim) + a.shape[1:]) for a in arrays]
 
 
 def _erf(x: Array) -> Array:

@@ -47,6 +47,10 @@ class Op:
                 vids.append(operand.vid)
             elif not operand.is_parameter:
                 return self._record_lanes(operands, ints, floats, static)
+        for f in floats:
+            if type(f) is not float:
+                floats = _numbers(self.name, floats)
+                break
         signature = self.find(operands, len(ints), len(floats), static)
         place = signature.place
         index = place[1] if place[0] == graph.serial else graph.touch(signature)
@@ -63,7 +67,10 @@ class Op:
 
     def unary(self, x: Any) -> Expression:
         """Record a call with one operand and nothing else: the fast path of `__call__`."""
-        signature = self.table.get(x.key)
+        try:
+            signature = self.table.get(x.key)
+        except AttributeError:
+            signature = None
         if signature is None or x.graph is not state.graph:
             return self((as_operand(x),))
         graph = x.graph
@@ -75,9 +82,12 @@ class Op:
 
     def binary(self, x: Any, y: Any) -> Expression:
         """Record a call with two operands and nothing else: the fast path of `__call__`."""
-        signature = self.table.get((x.key, y.key))
-        graph = x.graph
-        if signature is None or graph is not state.graph or y.graph is not graph:
+        try:
+            signature = self.table.get((x.key, y.key))
+        except AttributeError:
+            signature = None
+        graph = state.graph
+        if signature is None or x.graph is not graph or y.graph is not graph:
             return self((as_operand(x), as_operand(y)))
         place = signature.place
         graph.stream.extend((place[1] if place[0] == graph.serial else graph.touch(signature), x.vid, y.vid))
@@ -129,11 +139,12 @@ class Op:
             raise described(error, self.name, operands) from None
 
     def _constant(self, graph: Graph, signature: Signature, index: int) -> Expression:
-        """A node that depends on parameters alone is recorded once a graph."""
-        found = graph.constants.get(signature)
+        """A node that depends on parameters alone is recorded once a graph, as long as they do not change."""
+        known = (signature, *[p.root.version for p in signature.binding])
+        found = graph.constants.get(known)
         if found is None:
             graph.stream.append(index)
-            found = graph.constants[signature] = Expression(graph, graph.values, signature.type)
+            found = graph.constants[known] = Expression(graph, graph.values, signature.type)
             graph.values += 1
         return found
 
@@ -145,7 +156,7 @@ class Op:
         signature = self.find(operands, len(ints), len(floats), static)
         columns = [spread(o.vids, lanes) for o in operands if not o.is_parameter]
         columns += [spread(i if isinstance(i, Lanes) else (i,), lanes) for i in ints]
-        floating = [spread(f if isinstance(f, Lanes) else (f,), lanes) for f in floats]
+        floating = [spread(_numbers(self.name, f if isinstance(f, Lanes) else (f,)), lanes) for f in floats]
         return record_rows(signature, columns, floating, lanes)
 
     def lanes(
@@ -156,6 +167,14 @@ class Op:
             raise DynbatchError(f"{self.name}: batch elements are not for use in a cell; call the cell on them instead")
         operands = [o if getattr(o, "is_lookup", False) else as_operand(o) for o in operands]
         return self._record_lanes(operands, ints, floats, static)
+
+
+def _numbers(name: str, floats: Payload) -> list[float]:
+    """Float payload, checked before anything is recorded: half a node in the stream would ruin the graph."""
+    for f in floats:
+        if isinstance(f, Operand) or not hasattr(f, "__float__"):
+            raise TypeError(f"{user_line()}: {name}: expected a number, not {type(f).__name__}")
+    return [float(f) for f in floats]
 
 
 class Lanes(tuple[Any, ...]):
@@ -229,7 +248,7 @@ def as_operand(x: Any) -> Any:
         if state.tracer is None and type(x) is Expression:
             check_live(x)
         return x
-    raise TypeError(f"expected an Expression or a parameter, not {type(x).__name__}")
+    raise TypeError(f"{user_line()}: expected an Expression or a parameter, not {type(x).__name__}")
 
 
 def as_expression(x: Any) -> Expression:

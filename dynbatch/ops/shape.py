@@ -93,6 +93,8 @@ class Concatenate(Primitive):
     writes_out = True
 
     def infer(self, *types: Type, dim: int) -> Type:  # type: ignore[override]
+        if dim < 0:
+            raise ShapeError(f"concatenate: dimension {dim} does not exist")
         rank = max(dim + 1, *(len(t.shape) for t in types))
         shapes = [t.shape + (1,) * (rank - len(t.shape)) for t in types]
         rest = {s[:dim] + s[dim + 1 :] for s in shapes}

@@ -42,20 +42,21 @@ class BiRNNBuilder:
         rnn_builder_factory: Callable[..., RNNBuilder],
         builder_layers: Sequence[tuple[RNNBuilder, RNNBuilder]] | None = None,
     ) -> None:
-        self._collection = model.add_subcollection("birnn")
         if builder_layers is None:
             if num_layers < 1:
                 raise ConfigurationError(f"BiRNNBuilder: num_layers must be a positive integer, not {num_layers}")
             if hidden_dim % 2:
                 raise ConfigurationError(f"BiRNNBuilder: hidden_dim must be even, not {hidden_dim}")
+        elif not builder_layers:
+            raise ConfigurationError("BiRNNBuilder: builder_layers is empty")
+        self._collection = model.add_subcollection("birnn")
+        if builder_layers is None:
             sizes = [input_dim, *[hidden_dim] * (num_layers - 1)]
 
             def builder(size: int) -> RNNBuilder:
                 return rnn_builder_factory(1, size, hidden_dim // 2, self._collection)
 
             builder_layers = [(builder(size), builder(size)) for size in sizes]
-        elif not builder_layers:
-            raise ConfigurationError("BiRNNBuilder: builder_layers is empty")
         self.builder_layers = list(builder_layers)
 
     def whoami(self) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynbatch import ops
 from dynbatch.errors import ConfigurationError, user_line
+from dynbatch.graph import state as current
 from dynbatch.rnn.state import RNNState, Run
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ class Layer:
             is one comparison.
     """
 
-    def __init__(self, p: Any) -> None:
-        self.p = p
-
     step: Any
     dropped_step: Any
+
+    def __init__(self, p: Any) -> None:
+        self.p = p
 
     def constant(self) -> Layer:
         """The same layer, whose parameters get no gradient from it."""
@@ -105,7 +106,9 @@ class RNNBuilder:
         if not update and self._constant_layers is None:
             self._constant_layers = [layer.constant() for layer in self._layers]
         layers = self._layers if update else self._constant_layers
-        self._latest = run = Run(self, layers)  # type: ignore[arg-type]
+        run = Run(self, layers)  # type: ignore[arg-type]
+        if current.tracer is None:  # a cell must not change what it reads
+            self._latest = run
         state = RNNState(run, [(None,) * self.state_vectors] * len(self._layers), None, None)
         return state if vecs is None else state.set_s(vecs)
 

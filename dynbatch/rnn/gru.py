@@ -85,6 +85,9 @@ class GRUBuilder(RNNBuilder):
         """The rate, for each layer."""
         return [self.rates or ()] * len(run.layers)
 
+    def draw(self, run: Run, batch_size: int) -> None:
+        """Nothing: there are no masks of a whole sequence."""
+
     def dropped_output(self, h: Expression) -> Expression:
         """The output; h itself, which the next step reads, is not dropped."""
         return ops.dropout(h, self.rates[0]) if self.rates else h

@@ -49,7 +49,7 @@ class Row:
     """One way to call an op.
 
     Arguments:
-        name: of the op, as in `dynbatch.ops`.
+        name: of the op, as in `dynbatch.ops`; an operator's is that of the function behind it.
         build: ``build(operands, payload, static)`` makes the expression.
         reference: the same of NumPy arrays.
         variants: shapes to try.
@@ -261,8 +261,14 @@ def _inputs() -> list[Row]:
 
     shapes = [Variant((), (s,)) for s in [(3,), (2, 3), (1,), (2, 3, 2)]]
     return [
-        Row("inputVector", lambda xs, p, s: dy.inputVector(list(p[0])), lambda xs, p, s: p[0], shapes[:1], array,
-            cell=False),
+        Row(
+            "inputVector",
+            lambda xs, p, s: dy.inputVector(list(p[0])),
+            lambda xs, p, s: p[0],
+            shapes[:1],
+            array,
+            cell=False,
+        ),
         Row("inputTensor", lambda xs, p, s: dy.inputTensor(p[0]), lambda xs, p, s: p[0], shapes, array, cell=False),
         Row("scalarInput", lambda xs, p, s: dy.scalarInput(p[0]), lambda xs, p, s: scalar(p[0]), [Variant(())], number),
         Row("zeros", lambda xs, p, s: dy.zeros(s[0]), lambda xs, p, s: np.zeros(s[0]), shapes),
@@ -280,25 +286,20 @@ def _arithmetic() -> list[Row]:
         )  # fmt: skip
 
     def operator(name: str, f: Callable[[Any, Any], Any], shapes: Sequence[Variant] = BROADCAST, **extra: Any) -> Row:
-        return Row(name, lambda xs, p, s: f(*xs), lambda xs, p, s: aligned(f)(*xs), shapes, note="operator", **extra)
+        return Row(name, lambda xs, p, s: f(*xs), lambda xs, p, s: aligned(f)(*xs), shapes, **extra)
 
     second_positive = {"domain": ("real", "positive")}
     return [
-        binary("plus", lambda x, y: x + y),
         operator("plus", lambda x, y: x + y),
         with_number("plus", "number", lambda x, a: x + a),
         with_number("plus", "number_left", lambda x, a: a + x),
-        binary("minus", lambda x, y: x - y),
         operator("minus", lambda x, y: x - y),
         with_number("minus", "number", lambda x, a: x - a),
         with_number("minus", "number_left", lambda x, a: a - x),
         with_number("times", "number", lambda x, a: x * a),
         with_number("times", "number_left", lambda x, a: a * x),
-        Row("times", lambda xs, p, s: dy.times(*xs), lambda xs, p, s: product(*xs), PRODUCTS),
-        Row("times", lambda xs, p, s: xs[0] * xs[1], lambda xs, p, s: product(*xs), PRODUCTS, note="operator"),
-        Row("matrix_product", lambda xs, p, s: dy.matrix_product(*xs), lambda xs, p, s: product(*xs), PRODUCTS[:3]),
-        Row("matrix_product", lambda xs, p, s: xs[0] @ xs[1], lambda xs, p, s: product(*xs), PRODUCTS, note="operator"),
-        binary("divide", lambda x, y: x / y, **second_positive),
+        Row("times", lambda xs, p, s: xs[0] * xs[1], lambda xs, p, s: product(*xs), PRODUCTS),
+        Row("matrix_product", lambda xs, p, s: xs[0] @ xs[1], lambda xs, p, s: product(*xs), PRODUCTS[:3]),
         operator("divide", lambda x, y: x / y, **second_positive),
         with_number("divide", "number", lambda x, a: x / a),
         with_number("divide", "number_left", lambda x, a: a / x, domain="positive"),
@@ -310,8 +311,7 @@ def _arithmetic() -> list[Row]:
             "pow", lambda xs, p, s: dy.pow(xs[0], p[0]), lambda xs, p, s: xs[0] ** p[0], ELEMENTWISE[:2],
             lambda rng, v: (int(rng.integers(1, 5)),), note="of_negative",
         ),
-        Row("negate", lambda xs, p, s: -xs[0], lambda xs, p, s: -xs[0], ELEMENTWISE, note="operator"),
-        unary("negate", lambda x: -x),
+        Row("negate", lambda xs, p, s: -xs[0], lambda xs, p, s: -xs[0], ELEMENTWISE),
         binary("bmax", np.maximum),
         binary("bmin", np.minimum),
         Row(

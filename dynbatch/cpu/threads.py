@@ -1,0 +1,32 @@
+"""Threads: one bound for BLAS and for numba, and the threading layer that goes with NumPy's BLAS.
+
+numba's OpenMP layer beside NumPy's OpenBLAS is a trap: both keep threads spinning, and a product followed by a
+parallel kernel takes twenty times as long as with the workqueue layer. dynbatch's own kernels are serial; the layer is
+set for kernels that users bring.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numba
+import threadpoolctl
+
+from dynbatch.config import config
+
+if "NUMBA_THREADING_LAYER" not in os.environ:
+    numba.config.THREADING_LAYER = "workqueue"
+
+_applied: int | None = None
+
+
+def apply_threads() -> None:
+    """Bound BLAS and numba by ``config.threads``; nothing to do where that was done before."""
+    global _applied
+    if config.threads == _applied:
+        return
+    _applied = config.threads
+    most = numba.config.NUMBA_NUM_THREADS
+    wanted = config.threads or os.cpu_count() or 1
+    threadpoolctl.threadpool_limits(wanted, user_api="blas")
+    numba.set_num_threads(min(wanted, most))
