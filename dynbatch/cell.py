@@ -10,239 +10,20 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dynbatch.compiler.ir import ROW
-from dynbatch.compiler.trace import Tracer
 from dynbatch.config import config
 from dynbatch.errors import CellError, ShapeError, user_line
 from dynbatch.graph import BatchedExpression, Expression, Graph, Operand, check_live, handle, state
 from dynbatch.guards import Guards
 from dynbatch.ops.record import append_tail, checked_index, lane_count, spread
+from dynbatch.recorder import specialized
 from dynbatch.signature import Signature
-from dynbatch.types import Type
+from dynbatch.tracing import COUNTED, CellTracer, Payload, Ragged, Traced
 
 _MOST_VARIANTS = 16  # traces kept for one combination of types; more means that a guard never holds twice
-
-
-class CellTracer(Tracer):
-    """A Tracer that runs Python code on symbolic values.
-
-    Arguments:
-        name: of the cell.
-        dtype: of the graph.
-        copies: how often iterating over a ragged list yields its one symbolic element. Code that is right for lists
-            of any length gives the same Program for one copy as for two; see `_trace`.
-    """
-
-    def __init__(self, name: str, dtype: str, copies: int) -> None:
-        super().__init__(name, dtype)
-        self.copies = copies
-        self.iterating = 0
-
-    def expression(self, v: int) -> Traced:
-        """A symbolic expression of value ``v``."""
-        return Traced(self, v)
-
-    def value_of(self, x: Any) -> int:
-        """The value id of an operand; raises `CellError` for an expression from outside."""
-        if isinstance(x, Traced):
-            if x.tracer is not self:
-                raise CellError(f"{user_line()}: {self.name}: a value of another trace was used; do not store them")
-            return x.value_id
-        if getattr(x, "is_parameter", False):
-            return self.slot(x)
-        if isinstance(x, Expression):
-            raise CellError(
-                f"{user_line()}: cell {self.name} uses an expression from outside; pass it as an argument instead"
-            )
-        raise TypeError(f"{user_line()}: {self.name}: expected an Expression or a parameter, not {type(x).__name__}")
-
-    def int_of(self, x: Any) -> int:
-        """The value id of an integer payload or literal."""
-        if isinstance(x, Payload):
-            if x.kind != "int":
-                raise CellError(f"{user_line()}: {self.name}: a float payload cannot be an index")
-            return x.value_id
-        return self.literal_int(x)
-
-    def float_of(self, x: Any) -> int:
-        """The value id of a number: payload or literal."""
-        if isinstance(x, Payload):
-            return x.value_id if x.kind == "float" else self.to_float(x.value_id)
-        if isinstance(x, Traced):
-            return x.value_id
-        return self.constant(float(x))
-
-    def reduce_list(self, op: Any, operands: Sequence[Any]) -> Traced:
-        """A list reduction in a trace: of a ragged list's elements, of a list of known length, or of both."""
-        ragged: dict[int, int] = {}
-        plain: list[int] = []
-        for operand in operands:
-            v = self.value_of(operand)
-            if self.values[v].domain > ROW:
-                ragged[v] = ragged.get(v, 0) + 1
-            else:
-                plain.append(v)
-        parts: list[tuple[int, int]] = []
-        for v, times in ragged.items():
-            if times % self.copies:
-                raise CellError(_COUNTED.format(line=user_line(), name=self.name))
-            parts += [(v, self.values[v].domain)] * (times // self.copies)
-        if not parts:
-            return self._reduce_known(op, plain)
-        reduced = [op.compose(self, v, self.ptr(self.values[v].domain)) for v, _ in parts]
-        if op.name == "average" and (len(reduced) > 1 or plain):
-            raise CellError(f"{user_line()}: {self.name}: average of a ragged list together with other values")
-        return self._reduce_known(op, reduced + plain) if len(reduced) + len(plain) > 1 else Traced(self, reduced[0])
-
-    def _reduce_known(self, op: Any, values: list[int]) -> Traced:
-        """A reduction of a list whose length is part of the structure."""
-        from dynbatch.ops import elementwise as ew
-
-        types = [self.type(v) for v in values]
-        if op.name != "esum" and any(t is not types[0] for t in types):
-            raise ShapeError(f"{user_line()}: {op.name}: shapes differ: {', '.join(str(t.shape) for t in types)}")
-        result = values[0]
-        if op.name == "logsumexp":
-            top = functools.reduce(lambda a, b: self.emit(ew.bmax, a, b), values)
-            terms = [self.emit(ew.exp, self.emit(ew.subtract, v, self.emit(ew.stop_gradient, top))) for v in values]
-            total = functools.reduce(lambda a, b: self.emit(ew.add, a, b), terms)
-            return Traced(self, self.emit(ew.add, self.emit(ew.log, total), self.emit(ew.stop_gradient, top)))
-        primitive = ew.bmax if op.name == "emax" else ew.add
-        for v in values[1:]:
-            result = self.emit(primitive, result, v)
-        if op.name == "average":
-            result = self.emit(ew.cmult, result, self.constant(1.0 / len(values)))
-        return Traced(self, result)
-
-
-_COUNTED = (
-    "{line}: cell {name} depends on the number of elements of a list; a list of expressions is traced once for every "
-    "length, so combine its elements with esum, average, emax or logsumexp"
-)
-_TRACED_KEY = object()
-
-
-def _refuse_reading(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    raise CellError(
-        f"{user_line()}: cell {self.tracer.name} reads a value, which a trace does not have; read it outside of the "
-        f"cell and pass it as an argument"
-    )
-
-
-class Traced(Expression):
-    """A symbolic value in a trace."""
-
-    __slots__ = ("tracer", "value_id")
-
-    def __init__(self, tracer: CellTracer, value_id: int) -> None:
-        super().__init__(None, -1, _TRACED_KEY)  # type: ignore[arg-type]
-        self.tracer = tracer
-        self.value_id = value_id
-
-    @property
-    def type(self) -> Type:  # type: ignore[override]
-        """Shape and dtype of the value."""
-        return self.tracer.type(self.value_id)
-
-    def dim(self) -> tuple[tuple[int, ...], int]:
-        """(shape, 1)."""
-        return self.type.shape, 1
-
-    def __repr__(self) -> str:
-        return f"<traced {self.type}>"
-
-    npvalue = value = scalar_value = vec_value = argmax_value = _refuse_reading
-    forward = backward = gradient = __float__ = __bool__ = _refuse_reading  # type: ignore[assignment]
-
-
-class Payload:
-    """A number given to the cell, which differs between calls: usable where ops take numbers, not for branching."""
-
-    is_payload = True
-
-    def __init__(self, tracer: CellTracer, value_id: int, kind: str, name: str) -> None:
-        self.tracer = tracer
-        self.value_id = value_id
-        self.kind = kind
-        self.name = name
-
-    def _refuse(self, *args: Any) -> NoReturn:
-        raise CellError(
-            f'{user_line()}: cell {self.tracer.name} branches on (or reads) its argument "{self.name}", which is '
-            f'payload and differs between calls; declare it with @dy.cell(static=("{self.name}",))'
-        )
-
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __index__ = _refuse  # type: ignore[assignment]
-    __hash__ = __str__ = __format__ = _refuse  # type: ignore[assignment]
-
-    def _arithmetic(self, name: str, x: Any, y: Any) -> Any:
-        from dynbatch.ops import elementwise as ew
-
-        if isinstance(x, Operand) or isinstance(y, Operand):
-            return NotImplemented
-        t = self.tracer
-        return Payload(t, t.emit(getattr(ew, name), t.float_of(x), t.float_of(y)), "float", self.name)
-
-    def __add__(self, other: Any) -> Any:
-        return self._arithmetic("add", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._arithmetic("add", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._arithmetic("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._arithmetic("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._arithmetic("cmult", self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._arithmetic("cdiv", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._arithmetic("cdiv", other, self)
-
-    def __neg__(self) -> Any:
-        return self._arithmetic("subtract", 0.0, self)
-
-
-class Ragged:
-    """A list of expressions given to the cell: one symbolic element, whatever the length (at least one)."""
-
-    def __init__(self, tracer: CellTracer, value_id: int) -> None:
-        self.tracer = tracer
-        self.element = Traced(tracer, value_id)
-
-    def __iter__(self) -> Iterator[Traced]:
-        if self.tracer.iterating:
-            raise CellError(
-                f"{user_line()}: cell {self.tracer.name} loops over a list within a loop over a list; "
-                f"zip() walks lists of one length together"
-            )
-        return self._elements()
-
-    def _elements(self) -> Iterator[Traced]:
-        for _ in range(self.tracer.copies):
-            self.tracer.iterating += 1
-            try:
-                yield self.element
-            finally:
-                self.tracer.iterating -= 1
-
-    def __bool__(self) -> bool:
-        return True  # an empty list is traced on its own, as an empty list
-
-    def _refuse(self, *args: Any) -> NoReturn:
-        raise CellError(_COUNTED.format(line=user_line(), name=self.tracer.name))
-
-    __len__ = __getitem__ = __reversed__ = __add__ = __radd__ = _refuse  # type: ignore[assignment]
 
 
 class Variant:
@@ -286,6 +67,7 @@ class Cell:
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Record a call of a plain function."""
         if self._unbound is None:
             self._unbound = BoundCell(self, None)
             self._unbound.install(self._unbound)
@@ -330,6 +112,7 @@ class BoundCell:
             self.instance.__dict__[self.cell.attribute] = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Record a call: one node; inlined within the trace of another cell."""
         if kwargs or len(args) != len(self.names):
             args = self._positional(args, kwargs)
         if state.tracer is not None:
@@ -504,7 +287,7 @@ class BoundCell:
         if variant.signature.program.layout[1]:
             other = self._trace(args, graph, 2)
             if other.signature.program is not variant.signature.program:
-                raise CellError(_COUNTED.format(line=user_line(), name=self.cell.name))
+                raise CellError(COUNTED.format(line=user_line(), name=self.cell.name))
         return variant
 
     def _trace(self, args: tuple[Any, ...], graph: Graph, copies: int) -> Variant:
@@ -533,15 +316,15 @@ class BoundCell:
         if static or arg is None or isinstance(arg, str) or getattr(arg, "is_parameter", False):
             return arg
         if isinstance(arg, Expression):
-            return Traced(tracer, tracer.arg(arg.type))
+            return Traced(tracer, tracer.new_arg(arg.type))
         if isinstance(arg, tuple):
             parts = [self._symbol(tracer, False, name, a) for a in arg]
             return type(arg)(*parts) if hasattr(arg, "_fields") else tuple(parts)
         if isinstance(arg, list):
-            return Ragged(tracer, tracer.list(arg[0].type)) if arg else []
+            return Ragged(tracer, tracer.new_list(arg[0].type)) if arg else []
         if hasattr(arg, "__index__"):
-            return Payload(tracer, tracer.int(), "int", name)
-        return Payload(tracer, tracer.float(), "float", name)
+            return Payload(tracer, tracer.new_int(), "int", name)
+        return Payload(tracer, tracer.new_float(), "float", name)
 
     def _output(self, tracer: CellTracer, result: Any) -> int:
         if isinstance(result, Payload):
@@ -558,78 +341,6 @@ class BoundCell:
                 f"combine the elements with esum, average, emax or logsumexp first"
             )
         return v
-
-
-_RECORDER = """
-def {name}({parameters}, *rest, **named):
-    graph = state.graph
-    try:
-        fits = {condition}
-    except (AttributeError, KeyError, IndexError, TypeError):
-        fits = False
-    if not fits:
-        return slow(*[a for a in ({arguments},) if a is not missing], *rest, **named)
-    place = signature.place
-    graph.stream.extend(({record}))
-    {floats}
-    vid = graph.values
-    graph.values = vid + {count}
-    return {result}
-"""
-
-
-def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """A function that records calls like this one, with all checks of `BoundCell.__call__` written out in one place.
-
-    It serves expressions and numbers (None where there is anything else), and leaves every other call to the cell.
-    Recording is what a user's Python pays for each node: this takes a third of the general path's time.
-    """
-    signature = variant.signature
-    if signature.tail or any(bound._static) or not all(type(a) in (Expression, int, float) for a in args) or not args:
-        return None
-    names = [f"a{i}" for i in range(len(args))]
-    tests, vids, ints, floats = [], [], [], []
-    namespace: dict[str, Any] = {
-        **variant.guards.namespace,
-        "Expression": Expression,
-        "signature": signature,
-        "slow": bound,
-        "missing": object(),
-        "state": state,
-        "config": config,
-    }
-    limits = {position: size for position, size, _, _ in signature.bounds}
-    for name, arg in zip(names, args):
-        if type(arg) is Expression:
-            namespace[f"t_{name}"] = arg.key
-            tests.append(f"{name}.key is t_{name} and {name}.graph is graph")
-            vids.append(f"{name}.vid")
-        elif type(arg) is int:
-            limit = limits.get(len(ints))
-            tests.append(f"type({name}) is int" + (f" and 0 <= {name} < {limit}" if limit is not None else ""))
-            ints.append(name)
-        else:
-            tests.append(f"type({name}) is float")
-            floats.append(name)
-    tests += ["graph is not None", "not rest", "not named", "not config.debug", variant.guards.condition]
-    for o, t in enumerate(signature.types):
-        namespace[f"out{o}"] = t
-    made = [f"Expression(graph, vid + {o}, out{o})" for o in range(len(signature.types))]
-    source = _RECORDER.format(
-        name=bound.__name__,
-        parameters=", ".join(f"{name}=missing" for name in names),
-        arguments=", ".join(names),
-        condition=" and ".join(tests),
-        record=", ".join(["place[1] if place[0] == graph.serial else graph.touch(signature)", *vids, *ints]) + ",",
-        floats=f"graph.floats.extend(({', '.join(floats)},))" if floats else "",
-        count=len(made),
-        result=f"({', '.join(made)},)" if variant.returns else made[0],
-    )
-    exec(compile(source, f"<recorder of {bound.cell.name}>", "exec"), namespace)
-    recorder = namespace[bound.__name__]
-    recorder.bound_cell = bound
-    recorder.__doc__ = bound.__doc__
-    return recorder
 
 
 def _check_lengths(name: str, signature: Signature, lists: list[Sequence[Expression]]) -> None:

@@ -172,7 +172,7 @@ class Operand:
 
     def __eq__(self, other: object) -> bool:
         if hasattr(other, "__float__") and not isinstance(other, Operand):
-            return float(self) == float(other)  # type: ignore[arg-type]
+            return float(self) == float(other)
         return self is other
 
     def __ne__(self, other: object) -> bool:

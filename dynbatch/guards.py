@@ -135,7 +135,7 @@ class _StandIn:
         object.__setattr__(self, "_stand_in_path", path)
         object.__setattr__(self, "_stand_in_guards", guards)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._stand_in_object)
 

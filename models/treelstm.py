@@ -124,7 +124,7 @@ class TreeClassifier(training.Task):
 
     @classmethod
     def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Tree]:
-        trees = read_trees(path)
+        trees = read_trees(path, labels)
         for number, tree in enumerate(trees, start=1):
             if labels and tree.label is None:
                 raise FileFormatError(f"{path}: the root of tree {number} has no label")

@@ -75,8 +75,12 @@ class Tree:
         return f"<Tree {self}>"
 
 
-def read_trees(path: str | Path) -> list[Tree]:
+def read_trees(path: str | Path, labels: bool = True) -> list[Tree]:
     """Reads a file of trees in PTB brackets (the format is at the top of this module).
+
+    Arguments:
+        path: the file, in UTF-8.
+        labels: False drops the labels, so that they can be any word, such as a parser's ``NP``.
 
     Raises:
         FileFormatError: the file holds no tree or is not well-formed; the message names file, line and column.
@@ -99,7 +103,7 @@ def read_trees(path: str | Path) -> list[Tree]:
         else:
             bracket = open_brackets.pop()
             try:
-                tree = bracket.tree()
+                tree = bracket.tree(labels)
             except ValueError as error:
                 raise fail(bracket.line, bracket.column, str(error)) from None
             (open_brackets[-1].contents if open_brackets else trees).append(tree)
@@ -120,19 +124,19 @@ class _Bracket:
         self.column = column
         self.contents: list[str | Tree] = []
 
-    def tree(self) -> Tree:
+    def tree(self, labels: bool) -> Tree:
         """The finished node; a ValueError says what is wrong with it."""
         if not self.contents:
             raise ValueError("an empty bracket; expected a label and a word or subtrees")
         first, *rest = self.contents
         if isinstance(first, Tree):  # no label
             label, rest = None, self.contents
-        elif not re.fullmatch("[0-9]+", first):
+        elif labels and not re.fullmatch("[0-9]+", first):
             raise ValueError(f"the label {first!r} is not an integer from 0 on")
         elif not rest:
             raise ValueError(f"the node has a label, {first}, but neither a word nor subtrees")
         else:
-            label = int(first)
+            label = int(first) if labels else None
         if len(rest) == 1 and isinstance(rest[0], str):
             return Tree(label, word=rest[0])
         return Tree(label, children=[Tree(None, word=part) if isinstance(part, str) else part for part in rest])

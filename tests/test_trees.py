@@ -49,6 +49,14 @@ def test_nodes_without_labels(tmp_path):
     assert str(tree) == "((7 MAX (2 2) (7 7)) (1 1))"
 
 
+def test_labels_can_be_dropped(tmp_path):
+    path = written(tmp_path, "( (S (NP (DT the) (NN cat)) (VP sits)))")
+    (tree,) = read_trees(path, labels=False)
+    assert [node.word for node in tree.nodes if node.word] == ["the", "cat", "sits"]
+    assert {node.label for node in tree.nodes} == {None}
+    assert [len(node.children) for node in binarized(tree).nodes] == [0, 0, 2, 0, 2]
+
+
 def test_a_word_may_hold_a_non_breaking_space(tmp_path):
     (tree,) = read(tmp_path, "(2 8\xa01\\/2)")
     assert tree.word == "8\xa01\\/2"

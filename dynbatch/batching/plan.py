@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dynbatch.batching.stream import ARGS, FLOATS, INTS, LISTS, fill_tables, table_sizes
+from dynbatch.batching.stream import ARGS, INTS, fill_tables, table_sizes
 
 
 class Tables:
@@ -38,25 +38,25 @@ class Tables:
         """Number of nodes in batch ``b``."""
         return self._start_list[b + 1] - self._start_list[b]
 
-    def arg(self, b: int, index: int) -> tuple[np.ndarray, bool]:
+    def arg_column(self, b: int, index: int) -> tuple[np.ndarray, bool]:
         """Location of each row's argument, and whether they follow each other."""
         rows = self.rows(b)
         start = self._offset_list[b] + index * rows
         return self.table[start : start + rows], bool(self._flags[self._meta_list[b] + index])
 
-    def int(self, b: int, index: int) -> np.ndarray:
+    def int_column(self, b: int, index: int) -> np.ndarray:
         """An integer payload column."""
         rows = self.rows(b)
         start = self._offset_list[b] + (self._layout_list[self.signature_list[b]][ARGS] + index) * rows
         return self.table[start : start + rows]
 
-    def float(self, b: int, index: int) -> np.ndarray:
+    def float_column(self, b: int, index: int) -> np.ndarray:
         """A float payload column, in float64."""
         rows = self.rows(b)
         start = self._float_list[b] + index * rows
         return self.floats[start : start + rows]
 
-    def list(self, b: int, index: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    def list_segments(self, b: int, index: int) -> tuple[np.ndarray, np.ndarray, bool]:
         """Boundaries and element locations of a list argument, and whether the elements follow each other."""
         rows = self.rows(b)
         layout = self._layout_list[self.signature_list[b]]
@@ -164,6 +164,3 @@ class Plan:
                 f"{sum(r.gathered for r in found) / 1024:>9.0f} {sum(r.seconds for r in found) * 1e3:>8.2f}  {tier}"
             )
         return "\n".join(lines)
-
-
-__all__ = ["ARGS", "FLOATS", "INTS", "LISTS", "BatchReport", "Plan", "Tables"]

@@ -30,7 +30,7 @@ class Value(NamedTuple):
     """
 
     kind: str
-    index: int
+    index: int  # type: ignore[assignment]
     type: Type | None
     domain: int
     op: Primitive | None = None
@@ -94,6 +94,7 @@ class Builder:
         self._known: dict[Any, int] = {}
 
     def type(self, v: int) -> Type:
+        """Type of value ``v``, which is not an integer."""
         found = self.values[v].type
         assert found is not None
         return found

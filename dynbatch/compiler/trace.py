@@ -36,42 +36,39 @@ class Tracer(Builder):
         self.lists = 0
         self.draws = 0
 
-    def arg(self, type: Type) -> int:
+    def new_arg(self, type: Type) -> int:
         """The next Expression argument."""
         self.args += 1
         return self.input("arg", self.args - 1, type, ROW)
 
-    def list(self, type: Type) -> int:
+    def new_list(self, type: Type) -> int:
         """The elements of the next list argument; every list starts as a segment domain of its own."""
         self.lists += 1
         return self.input("list", self.lists - 1, type, self.lists)
 
-    def int(self) -> int:
+    def new_int(self) -> int:
         """The next integer payload. All of the caller's come before any literal or key."""
         assert not self.tail
         self.ints += 1
         return self.input("int", self.ints - 1, None, ROW)
 
-    def float(self) -> int:
+    def new_float(self) -> int:
         """The next float payload, a scalar."""
         from dynbatch.types import type_of
 
         self.floats += 1
         return self.input("float", self.floats - 1, type_of((1,), self.dtype), ROW)
 
-    def data(self, type: Type) -> int:
+    def new_data(self, type: Type) -> int:
         """A value given by the user; the next integer payload holds its offset."""
         self.ints += 1
         return self.input("data", self.ints - 1, type, ROW)
 
     def slot(self, parameter: Any) -> int:
         """The parameter's slot (or table) value."""
-        for index, known in enumerate(self.binding):
-            if known is parameter:
-                break
-        else:
-            index = len(self.binding)
+        if not any(known is parameter for known in self.binding):
             self.binding.append(parameter)
+        index = next(i for i, known in enumerate(self.binding) if known is parameter)
         if parameter.type.dtype.name != self.dtype:
             raise ShapeError(
                 f"{self.name}: parameter {parameter.name} is {parameter.type.dtype.name}, the graph is {self.dtype}"

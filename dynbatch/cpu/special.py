@@ -12,8 +12,6 @@ from llvmlite import ir
 from numba import njit, types, vectorize
 from numba.extending import intrinsic
 
-_INLINE = {"inline": "always", "error_model": "numpy"}
-
 
 @intrinsic
 def _float_from_bits(typing_context, bits):
@@ -49,7 +47,7 @@ _Q0, _Q1, _Q2, _Q3 = _Q
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 
 
-@njit(**_INLINE)
+@njit(inline="always", error_model="numpy")
 def tanh32(x):
     """Hyperbolic tangent as a clamped rational polynomial (coefficients as in Eigen); NaN stays NaN. Error 3e-7."""
     x = _LIMIT if x > _LIMIT else x
@@ -59,7 +57,7 @@ def tanh32(x):
     return x * p / (((_Q0 * s + _Q1) * s + _Q2) * s + _Q3)
 
 
-@njit(**_INLINE)
+@njit(inline="always", error_model="numpy")
 def logistic32(x):
     """The logistic function, by way of tanh."""
     return _HALF * tanh32(_HALF * x) + _HALF
@@ -75,7 +73,7 @@ _E0, _E1, _E2, _E3, _E4, _E5 = (
 )
 
 
-@njit(**_INLINE)
+@njit(inline="always", error_model="numpy")
 def exp32(x):
     """Exponential by range reduction to powers of two (the method and constants of Cephes); NaN stays NaN."""
     inside = _EXP_HIGH if x > _EXP_HIGH else x
@@ -89,7 +87,7 @@ def exp32(x):
     return _ZERO if x < _EXP_LOW else y
 
 
-@njit(**_INLINE)
+@njit(inline="always", error_model="numpy")
 def logistic64(x):
     """The logistic function."""
     return 0.5 * math.tanh(0.5 * x) + 0.5

@@ -11,11 +11,12 @@ import os
 
 import numba
 import threadpoolctl
+from numba import config as numba_config
 
 from dynbatch.config import config
 
 if "NUMBA_THREADING_LAYER" not in os.environ:
-    numba.config.THREADING_LAYER = "workqueue"
+    numba_config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 
 _applied: int | None = None
 
@@ -26,7 +27,7 @@ def apply_threads() -> None:
     if config.threads == _applied:
         return
     _applied = config.threads
-    most = numba.config.NUMBA_NUM_THREADS
+    most = numba_config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     wanted = config.threads or os.cpu_count() or 1
     threadpoolctl.threadpool_limits(wanted, user_api="blas")
     numba.set_num_threads(min(wanted, most))

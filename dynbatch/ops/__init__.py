@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dynbatch.compiler.trace import Tracer
-from dynbatch.config import config
 from dynbatch.errors import DynbatchError, IndexRangeError, ShapeError, user_line
 from dynbatch.graph import Expression, Operand, handle, state
 from dynbatch.ops import elementwise as ew
@@ -22,7 +21,6 @@ from dynbatch.ops import softmax as softmaxes
 from dynbatch.ops.record import (
     Lanes,
     Op,
-    append_tail,
     as_expression,
     as_operand,
     checked_index,
@@ -122,7 +120,7 @@ def _is_number(x: Any) -> bool:
 
 
 def _dims(name: str, dim: Dim) -> tuple[int, ...]:
-    dims = (int(dim),) if hasattr(dim, "__index__") else tuple(int(d) for d in dim)  # type: ignore[union-attr, arg-type]
+    dims = (int(dim),) if hasattr(dim, "__index__") else tuple(int(d) for d in dim)
     dims = dims or (1,)
     if any(d <= 0 for d in dims):
         raise ShapeError(f"{user_line()}: {name}: dimensions must be positive, not {dims}")
@@ -204,7 +202,7 @@ def inputTensor(arr: Any, batched: bool = False, device: str = "") -> Expression
     signature = _data_signatures.get(t)
     if signature is None:
         tracer = Tracer("input", graph.dtype)
-        signature = _data_signatures[t] = tracer.signature((tracer.data(t),))
+        signature = _data_signatures[t] = tracer.signature((tracer.new_data(t),))
     start = len(graph.data)
     graph.data.frombytes(values.T.tobytes())  # storage order: the user's array, reversed
     return record_rows(signature, (range(start, start + lanes * t.size, t.size),), (), lanes)
@@ -557,7 +555,7 @@ def _reduce_list(op: Op, exprs: Iterable[Any]) -> Expression:
     signature = op.table.get(t)
     if signature is None:
         tracer = Tracer(op.name, state.graph.dtype)
-        x = tracer.list(t)
+        x = tracer.new_list(t)
         signature = op.table[t] = tracer.signature((op.compose(tracer, x, tracer.ptr(tracer.values[x].domain)),))
     lanes = lane_count(op.name, operands)
     if lanes > 1:
@@ -650,7 +648,7 @@ def mean_elems(x: Any) -> Expression:
 
 
 def _dim_list(d: Dim) -> tuple[int, ...]:
-    return tuple(sorted({int(d)} if hasattr(d, "__index__") else {int(i) for i in d}))  # type: ignore[union-attr, arg-type]
+    return tuple(sorted({int(d)} if hasattr(d, "__index__") else {int(i) for i in d}))
 
 
 def sum_dim(x: Any, d: Dim, b: bool = False) -> Expression:

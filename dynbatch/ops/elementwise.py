@@ -78,7 +78,7 @@ class ScaleGradient(Primitive):
     name = "scale_gradient"
     view = True
 
-    def infer(self, x: Type, factor: Type) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, factor: Type) -> Type:
         return x
 
     def numpy(self, x: Array, factor: Array) -> Array:  # type: ignore[override]
@@ -93,7 +93,7 @@ class BroadcastTo(Primitive):
 
     name = "broadcast_to"
 
-    def infer(self, x: Type, shape: tuple[int, ...]) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, shape: tuple[int, ...]) -> Type:
         return type_of(shape, x.dtype)
 
     def numpy(self, x: Array, shape: tuple[int, ...]) -> Array:  # type: ignore[override]
@@ -112,7 +112,7 @@ class Constant(Primitive):
 
     name = "constant"
 
-    def infer(self, shape: tuple[int, ...], value: float, dtype: str) -> Type:  # type: ignore[override]
+    def infer(self, shape: tuple[int, ...], value: float, dtype: str) -> Type:
         return type_of(shape, dtype)
 
     def numpy(self, shape: tuple[int, ...], value: float, dtype: str) -> Array:  # type: ignore[override]
@@ -124,7 +124,7 @@ class ToFloat(Primitive):
 
     name = "to_float"
 
-    def infer(self, x: None, dtype: str) -> Type:  # type: ignore[override]
+    def infer(self, x: None, dtype: str) -> Type:
         return type_of((1,), dtype)
 
     def numpy(self, x: Array, dtype: str) -> Array:  # type: ignore[override]

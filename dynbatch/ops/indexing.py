@@ -18,7 +18,7 @@ class Lookup(Primitive):
     name = "lookup"
     writes_out = True
 
-    def infer(self, table: Type, index: None) -> Type:  # type: ignore[override]
+    def infer(self, table: Type, index: None) -> Type:
         return table
 
     def numpy(self, table: Array, index: Array, out: Array | None = None) -> Array:  # type: ignore[override]
@@ -35,7 +35,7 @@ class LookupRows(Primitive):
     name = "lookup_rows"
     reduces = "rows"
 
-    def infer(self, index: None, dout: Type) -> Type:  # type: ignore[override]
+    def infer(self, index: None, dout: Type) -> Type:
         return dout
 
     def numpy(self, index: Array, dout: Array) -> Any:  # type: ignore[override]
@@ -47,7 +47,7 @@ class Select(Primitive):
 
     name = "select"
 
-    def infer(self, x: Type, *indices: None, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, *indices: None, dim: int) -> Type:
         check_dim(self.name, x, dim)
         return type_of((*x.shape[:dim], len(indices), *x.shape[dim + 1 :]), x.dtype)
 
@@ -68,7 +68,7 @@ class SelectGradient(Primitive):
 
     name = "select_d"
 
-    def infer(self, x: Type, *indices: None, size: int, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, *indices: None, size: int, dim: int) -> Type:
         return type_of((*x.shape[:dim], size, *x.shape[dim + 1 :]), x.dtype)
 
     def numpy(self, x: Array, *indices: Array, size: int, dim: int) -> Array:  # type: ignore[override]
@@ -88,7 +88,7 @@ class Pick(Primitive):
 
     name = "pick"
 
-    def infer(self, x: Type, index: None, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, index: None, dim: int) -> Type:
         check_dim(self.name, x, dim)
         return type_of(x.shape[:dim] + x.shape[dim + 1 :], x.dtype)
 

@@ -35,7 +35,7 @@ class MatMul(Primitive):
     name = "matmul"
     writes_out = True
 
-    def infer(self, a: Type, b: Type, ta: bool = False, tb: bool = False, vector: bool = False) -> Type:  # type: ignore[override]
+    def infer(self, a: Type, b: Type, ta: bool = False, tb: bool = False, vector: bool = False) -> Type:
         for t in (a, b):
             if len(t.shape) > 2:
                 raise ShapeError(f"matrix product: operands must be vectors or matrices, not {a.shape} and {b.shape}")
@@ -94,7 +94,7 @@ class MatMulRows(Primitive):
     name = "matmul_rows"
     reduces = "rows"
 
-    def infer(self, a: Type, b: Type, ta: bool = False, tb: bool = False, vector: bool = False) -> Type:  # type: ignore[override]
+    def infer(self, a: Type, b: Type, ta: bool = False, tb: bool = False, vector: bool = False) -> Type:
         return matmul.infer(a, b, ta, tb, vector)
 
     def numpy(self, a: Array, b: Array, ta: bool = False, tb: bool = False, vector: bool = False) -> Array:  # type: ignore[override]
@@ -113,7 +113,7 @@ class Transpose(Primitive):
 
     name = "transpose"
 
-    def infer(self, x: Type) -> Type:  # type: ignore[override]
+    def infer(self, x: Type) -> Type:
         if len(x.shape) > 2:
             raise ShapeError(f"transpose: expected a vector or a matrix, not shape {x.shape}")
         rows, cols = _matrix_shape(x, True)

@@ -18,7 +18,7 @@ class Normalize(Primitive):
 
     name = "normalize"
 
-    def infer(self, x: Type, eps: float) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, eps: float) -> Type:
         return x
 
     def numpy(self, x: Array, eps: float) -> Array:  # type: ignore[override]
@@ -33,7 +33,7 @@ class NormalizeGradient(Primitive):
 
     name = "normalize_d"
 
-    def infer(self, x: Type, out: Type, dout: Type, eps: float) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, out: Type, dout: Type, eps: float) -> Type:
         return x
 
     def numpy(self, x: Array, out: Array, dout: Array, eps: float) -> Array:  # type: ignore[override]

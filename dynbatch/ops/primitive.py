@@ -138,13 +138,13 @@ class Elementwise(Primitive):
         derived._grads = [None] * len(used)
         return derived, used
 
-    def infer(self, *types: Type) -> Type:  # type: ignore[override]
+    def infer(self, *types: Type) -> Type:
         first = types[0]
         if all(t is first for t in types):
             return first
         return type_of(broadcast_shape(self.name, *types), first.dtype)
 
-    def numpy(self, *arrays: Array) -> Array:
+    def numpy(self, *arrays: Array) -> Array:  # type: ignore[override]
         first = arrays[0].ndim
         if any(a.ndim != first for a in arrays):
             arrays = tuple(align(arrays))

@@ -33,7 +33,7 @@ class Uniform(Primitive):
 
     name = "random_uniform"
 
-    def infer(self, key: None, shape: tuple[int, ...], salt: int, dtype: str) -> Type:  # type: ignore[override]
+    def infer(self, key: None, shape: tuple[int, ...], salt: int, dtype: str) -> Type:
         return type_of(shape, dtype)
 
     def numpy(self, key: Array, shape: tuple[int, ...], salt: int, dtype: str) -> Array:  # type: ignore[override]
@@ -49,7 +49,7 @@ class Normal(Primitive):
 
     name = "random_normal"
 
-    def infer(self, key: None, shape: tuple[int, ...], salt: int, dtype: str) -> Type:  # type: ignore[override]
+    def infer(self, key: None, shape: tuple[int, ...], salt: int, dtype: str) -> Type:
         return type_of(shape, dtype)
 
     def numpy(self, key: Array, shape: tuple[int, ...], salt: int, dtype: str) -> Array:  # type: ignore[override]

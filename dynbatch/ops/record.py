@@ -116,9 +116,9 @@ class Op:
         signature = table.get(key)
         if signature is None:
             tracer = Tracer(self.name, state.graph.dtype)
-            values = [tracer.slot(o) if o.is_parameter else tracer.arg(o.type) for o in operands]
-            values += [tracer.int() for _ in range(ints)]
-            values += [tracer.float() for _ in range(floats)]
+            values = [tracer.slot(o) if o.is_parameter else tracer.new_arg(o.type) for o in operands]
+            values += [tracer.new_int() for _ in range(ints)]
+            values += [tracer.new_float() for _ in range(floats)]
             signature = table.setdefault(key, tracer.signature((self._compose(tracer, operands, values, static),)))
         return signature
 

@@ -18,7 +18,7 @@ class SumTo(Primitive):
 
     name = "sum_to"
 
-    def infer(self, x: Type, shape: tuple[int, ...]) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, shape: tuple[int, ...]) -> Type:
         return type_of(shape, x.dtype)
 
     def numpy(self, x: Array, shape: tuple[int, ...]) -> Array:  # type: ignore[override]
@@ -37,7 +37,7 @@ class SumRows(Primitive):
     name = "sum_rows"
     reduces = "rows"
 
-    def infer(self, x: Type) -> Type:  # type: ignore[override]
+    def infer(self, x: Type) -> Type:
         return x
 
     def numpy(self, x: Array) -> Array:  # type: ignore[override]
@@ -49,7 +49,7 @@ class MaxDim(Primitive):
 
     name = "max_dim"
 
-    def infer(self, x: Type, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, dim: int) -> Type:
         check_dim(self.name, x, dim)
         return type_of(x.shape[:dim] + x.shape[dim + 1 :], x.dtype)
 
@@ -70,7 +70,7 @@ class OneHotArgmax(Primitive):
 
     name = "argmax"
 
-    def infer(self, x: Type, dim: int, straight_through: bool = False) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, dim: int, straight_through: bool = False) -> Type:
         check_dim(self.name, x, dim)
         return x
 

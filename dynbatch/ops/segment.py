@@ -21,7 +21,7 @@ class Expand(Primitive):
     name = "expand"
     expands = True
 
-    def infer(self, x: Type | None, ptr: None) -> Type | None:  # type: ignore[override]
+    def infer(self, x: Type | None, ptr: None) -> Type | None:
         return x
 
     def numpy(self, x: Array, ptr: Array) -> Array:  # type: ignore[override]
@@ -34,7 +34,7 @@ class Expand(Primitive):
 class _SegmentReduction(Primitive):
     reduces = "segments"
 
-    def infer(self, x: Type, ptr: None) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, ptr: None) -> Type:
         return x
 
 
@@ -67,7 +67,7 @@ class SegmentFirst(Primitive):
 
     name = "emax_mask"
 
-    def infer(self, x: Type, ptr: None) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, ptr: None) -> Type:
         return x
 
     def numpy(self, x: Array, ptr: Array) -> Array:  # type: ignore[override]

@@ -29,7 +29,7 @@ class Reshape(Primitive):
     name = "reshape"
     view = True
 
-    def infer(self, x: Type, shape: tuple[int, ...]) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, shape: tuple[int, ...]) -> Type:
         if math.prod(shape) != x.size:
             raise ShapeError(f"reshape: shape {x.shape} has {x.size} elements, {shape} has {math.prod(shape)}")
         return type_of(shape, x.dtype)
@@ -49,7 +49,7 @@ class PickRange(Primitive):
     name = "pick_range"
     view = True
 
-    def infer(self, x: Type, start: int, stop: int, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, start: int, stop: int, dim: int) -> Type:
         check_dim(self.name, x, dim)
         size = x.shape[dim]
         if not 0 <= start < stop <= size:
@@ -72,7 +72,7 @@ class PadRange(Primitive):
 
     name = "pad_range"
 
-    def infer(self, x: Type, start: int, size: int, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, start: int, size: int, dim: int) -> Type:
         return type_of((*x.shape[:dim], size, *x.shape[dim + 1 :]), x.dtype)
 
     def numpy(self, x: Array, start: int, size: int, dim: int) -> Array:  # type: ignore[override]
@@ -92,7 +92,7 @@ class Concatenate(Primitive):
     name = "concatenate"
     writes_out = True
 
-    def infer(self, *types: Type, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, *types: Type, dim: int) -> Type:
         if dim < 0:
             raise ShapeError(f"concatenate: dimension {dim} does not exist")
         rank = max(dim + 1, *(len(t.shape) for t in types))
@@ -109,8 +109,8 @@ class Concatenate(Primitive):
         rows = max(a.shape[0] for a in arrays)
         full = []
         for a in arrays:
-            a = a.reshape((a.shape[0],) + (1,) * (rank - a.ndim) + a.shape[1:])
-            full.append(a if a.shape[0] == rows else np.broadcast_to(a, (rows, *a.shape[1:])))
+            storage = (1,) * (rank - a.ndim) + a.shape[1:]
+            full.append(np.broadcast_to(a.reshape(a.shape[0], *storage), (rows, *storage)))
         return np.concatenate(full, axis=rank - 1 - dim, out=out)
 
     def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, dim: int) -> list[int | None]:  # type: ignore[override]

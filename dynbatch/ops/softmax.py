@@ -29,7 +29,7 @@ class Softmax(Primitive):
 
     name = "softmax"
 
-    def infer(self, x: Type, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, dim: int) -> Type:
         check_dim(self.name, x, dim)
         return x
 
@@ -46,7 +46,7 @@ class SoftmaxGradient(Primitive):
 
     name = "softmax_d"
 
-    def infer(self, out: Type, dout: Type, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, out: Type, dout: Type, dim: int) -> Type:
         return out
 
     def numpy(self, out: Array, dout: Array, dim: int) -> Array:  # type: ignore[override]
@@ -59,7 +59,7 @@ class LogSoftmax(Primitive):
 
     name = "log_softmax"
 
-    def infer(self, x: Type, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, dim: int) -> Type:
         check_dim(self.name, x, dim)
         return x
 
@@ -76,7 +76,7 @@ class LogSoftmaxGradient(Primitive):
 
     name = "log_softmax_d"
 
-    def infer(self, out: Type, dout: Type, dim: int) -> Type:  # type: ignore[override]
+    def infer(self, out: Type, dout: Type, dim: int) -> Type:
         return out
 
     def numpy(self, out: Array, dout: Array, dim: int) -> Array:  # type: ignore[override]
@@ -88,7 +88,7 @@ class PickNegLogSoftmax(Primitive):
 
     name = "pickneglogsoftmax"
 
-    def infer(self, x: Type, index: None) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, index: None) -> Type:
         if len(x.shape) != 1:
             raise ShapeError(f"pickneglogsoftmax: expected a vector of scores, not shape {x.shape}")
         return type_of((1,), x.dtype)
@@ -108,7 +108,7 @@ class SoftmaxMinusOneHot(Primitive):
 
     name = "pickneglogsoftmax_d"
 
-    def infer(self, x: Type, index: None) -> Type:  # type: ignore[override]
+    def infer(self, x: Type, index: None) -> Type:
         return x
 
     def numpy(self, x: Array, index: Array) -> Array:  # type: ignore[override]

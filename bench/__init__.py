@@ -1,0 +1,1 @@
+"""dynbatch beside DyNet and PyTorch on the same models, weights and minibatches: ``python -m bench``."""

@@ -1,0 +1,178 @@
+"""One system in a process of its own: ``python -m bench.worker DESCRIPTOR``, started by `bench.measure`.
+
+The descriptor is one end of a pipe. A `Job` comes first; after it, each message names a method of `Session` and its
+arguments. Every message is answered by (kind, content): ``done`` and the result, ``missing`` and why, or ``failed``
+and a traceback.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from bench import models
+from bench.systems import SYSTEMS, MissingPeer, clock
+
+SEED = 1
+TIMED_FROM = 1000  # number of the first timed minibatch; those before it are compared and warmed up with
+COMPARED = 3  # minibatches whose losses are compared: in training each depends on the updates before it
+WARM_UP_STEPS = 5
+WARM_UP_SECONDS = 0.5
+QUIET_CHECK = 0.004  # seconds; see `settle`
+PEAK_SIZE = 2048
+
+
+@dataclass
+class Job:
+    """What a worker is to do.
+
+    Attributes:
+        model, system, strategy, hidden, batch, mode: as in a row of the report.
+        instances, sizes: what the model's ``load`` gave.
+    """
+
+    model: str
+    system: str
+    strategy: str | None
+    hidden: int
+    batch: int
+    mode: str
+    instances: list
+    sizes: dict[str, int]
+
+
+class Minibatches:
+    """An endless sequence of minibatches: the data reshuffled for every pass over it, the same for all systems."""
+
+    def __init__(self, instances: list, size: int) -> None:
+        self.instances = instances
+        self.size = size
+        self.per_pass = len(instances) // size
+        self.shuffled: tuple[int, np.ndarray] | None = None
+        if not self.per_pass:
+            raise ValueError(f"{len(instances)} instances do not fill a minibatch of {size}")
+
+    def __getitem__(self, number: int) -> list:
+        current, position = divmod(number, self.per_pass)
+        if self.shuffled is None or self.shuffled[0] != current:
+            self.shuffled = current, np.random.default_rng([SEED, current]).permutation(len(self.instances))
+        chosen = self.shuffled[1][position * self.size : (position + 1) * self.size]
+        return [self.instances[k] for k in chosen]
+
+
+class Session:
+    """A system with its model, as the benchmark drives it."""
+
+    def __init__(self, job: Job) -> None:
+        model = models.find(job.model)
+        self.minibatches = Minibatches(job.instances, job.batch)
+        weights = model.weights(job.hidden, job.sizes, np.random.default_rng(SEED))
+        self.system = SYSTEMS[job.system](model.PROGRAMS[job.system], weights, job.strategy, job.batch)
+        self.run = getattr(self.system, job.mode)
+        self.passes = 1 if job.mode == "infer" else 3  # products with weights: forward, and two in backward
+        self.flops = lambda instance: model.flops(instance, job.hidden, job.sizes)
+
+    def version(self) -> str:
+        """Of the library."""
+        return self.system.version
+
+    def compare(self) -> tuple[list[float], float]:
+        """Losses of the first minibatches, and the seconds that the very first one took. Weights are put back."""
+        first, losses = None, []
+        for number in range(COMPARED):
+            loss, phases = self.run(self.minibatches[number])
+            first = phases["total"] if first is None else first
+            losses.append(loss)
+        self.system.restore()
+        return losses, first
+
+    def warm_up(self) -> None:
+        """Steps that are not timed."""
+        begin, number = clock(), COMPARED
+        while number < COMPARED + WARM_UP_STEPS or clock() - begin < WARM_UP_SECONDS:
+            self.run(self.minibatches[number])
+            number += 1
+        self.system.restore()
+        settle()
+
+    def step(self, repeat: int) -> dict[str, float]:
+        """One timed step: seconds of its phases and in ``total``, ``flops``, and the counts of the system."""
+        batch = self.minibatches[TIMED_FROM + repeat]
+        _, phases = self.run(batch)
+        settle()
+        return phases | self.system.counts() | {"flops": self.passes * sum(map(self.flops, batch))}
+
+    def finish(self) -> dict[str, Any]:
+        """``peak_mib`` of the process, and ``blas``."""
+        return {"peak_mib": peak_mib(), "blas": self.system.blas()}
+
+
+def settle() -> None:
+    """Wait until this process's threads sleep: after their work some libraries' threads spin for up to 0.2 s.
+
+    Without this they would take the processor from the system whose turn is next.
+    """
+    for _ in range(100):
+        begin = time.process_time()
+        time.sleep(QUIET_CHECK)
+        if time.process_time() - begin < QUIET_CHECK / 4:
+            return
+
+
+def peak_mib() -> float:
+    """The largest resident size that this process had, in MiB."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            kib = next(line.split()[1] for line in file if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):  # elsewhere than on Linux; there it may be that of the parent
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(kib) / 1024
+
+
+def peak_gflops() -> float:
+    """The most that NumPy's BLAS reaches on a large float32 product, in GFLOP/s."""
+    x = np.random.default_rng(SEED).standard_normal((PEAK_SIZE, PEAK_SIZE), np.float32)
+    y, times = np.empty_like(x), []
+    for _ in range(8):
+        begin = clock()
+        np.matmul(x, x, out=y)
+        times.append(clock() - begin)
+    return 2e-9 * PEAK_SIZE**3 / min(times)
+
+
+def answered(function: Any, *arguments: Any) -> tuple[str, Any]:
+    """The answer to a message."""
+    try:
+        return "done", function(*arguments)
+    except MissingPeer as error:
+        return "missing", str(error)
+    except Exception:
+        return "failed", traceback.format_exc()
+
+
+def main() -> None:
+    """Serve until the other end is closed."""
+    connection = Connection(int(sys.argv[1]))
+    try:
+        job = connection.recv()
+        if job is None:
+            connection.send(answered(peak_gflops))
+            return
+        kind, content = answered(Session, job)
+        connection.send((kind, None if kind == "done" else content))
+        while kind == "done":
+            name, *arguments = connection.recv()
+            connection.send(answered(getattr(content, name), *arguments))
+    except EOFError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""A backward plan of its own: over the rows that the loss reaches, whatever plans computed them.
+
+Gradients are pulled: each consumer leaves its gradient on its own edge, and a value sums its edges when its turn
+comes. What sums over a whole batch (gradients of parameters) runs once at the end, over all rows of a signature.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dynbatch.batching import backward as reverse
+from dynbatch.batching import stream as passes
+from dynbatch.batching.depth import depth
+from dynbatch.batching.pending import Pending
+from dynbatch.batching.plan import BatchReport, Plan, Tables
+from dynbatch.compiler.ir import ROW
+from dynbatch.config import config
+from dynbatch.cpu.code import GradientCode
+from dynbatch.cpu.gather import sum_edges
+from dynbatch.cpu.inputs import load_inputs
+from dynbatch.cpu.pools import Pools
+from dynbatch.cpu.routine import Frame
+from dynbatch.cpu.tiers import is_hot
+from dynbatch.graph import state
+
+if TYPE_CHECKING:
+    from dynbatch.batching.execution import Execution
+
+
+class BackwardRun:
+    """One backward plan: over the rows that the loss reaches, whatever plans computed them."""
+
+    def __init__(self, execution: Execution, loss: int, full: bool) -> None:
+        self.x = x = execution
+        self.walk = (x.stream, x.layout, x.pos, x.producer)
+        self.full = full
+        trained = np.array([any(p.update for p in pools.signature.binding) for pools in x.pools], np.bool_)
+        self.needs = np.zeros(loss + 1, np.bool_)
+        wanted = np.zeros(x.widths.shape, np.bool_)
+        count = reverse.reach(*self.walk, x.sig, trained, full, loss, self.needs, wanted)
+        self.sizes = np.zeros(len(x.pools), np.int64)
+        self._order(count)
+        np.add.at(self.sizes, self.signatures, np.diff(self.starts))
+        self.codes: dict[int, GradientCode] = {}
+        for s in np.flatnonzero(self.sizes).tolist():
+            pools = x.pools[s]
+            args, lists = int(x.layout[s, passes.ARGS]), int(x.layout[s, passes.LISTS])
+            flags = [bool(f) for f in wanted[s, : args + lists]]
+            slots = tuple(bool(p.update) for p in pools.signature.binding)
+            self.codes[s] = pools.code.gradient(tuple(flags[:args]), slots, tuple(flags[args:]), not pools.kept)
+
+    def _order(self, count: int) -> None:
+        """Batches in the order of the forward pass; they run from the last to the first.
+
+        What one plan computed keeps its batches, whose rows then are contiguous. Several plans (values that were read
+        midway) are merged by level, unless that makes more batches.
+        """
+        x = self.x
+        order, starts, signatures = [np.concatenate(parts) for parts in zip(*_shifted(x.executed))]
+        new_order = np.empty(count, np.int64)
+        new_starts, new_signatures = np.empty(signatures.size + 1, np.int64), np.empty(signatures.size, np.int64)
+        batches = reverse.keep_needed(order, starts, signatures, self.needs, new_order, new_starts, new_signatures)
+        self.order, self.starts = new_order, new_starts[: batches + 1]
+        self.signatures = new_signatures[:batches]
+        if len(x.executed) > 1 and (state.strategy or config.autobatch) != "off":
+            nodes = np.flatnonzero(self.needs)
+            levels = passes.levels(*self.walk, self.needs, nodes, x.level)
+            merged, merged_starts = depth(
+                Pending(
+                    nodes,
+                    x.sig,
+                    x.level,
+                    levels,
+                    len(x.pools),
+                    x.lane_group,
+                    x.stream,
+                    x.layout,
+                    x.pos,
+                    x.producer,
+                    x.place,
+                )
+            )
+            if merged_starts.size - 1 < batches:
+                self.order, self.starts = merged, merged_starts
+                self.signatures = x.sig[merged[merged_starts[:-1]]]
+
+    def prepare(self, loss: int) -> None:
+        """Allocate gradients and build the index tables."""
+        x, arena = self.x, self.x.arena
+        lists = max(1, int(x.layout[:, passes.LISTS].max()))
+        rows, elements = np.zeros(len(x.pools), np.int64), np.zeros((len(x.pools), lists), np.int64)
+        self.place = np.empty(x.nodes, np.int64)
+        batch_row, batch_element = (
+            np.empty(self.signatures.size, np.int64),
+            np.empty((self.signatures.size, lists), np.int64),
+        )
+        reverse.count_rows(
+            x.stream, x.layout, x.pos, self.order, self.starts, self.signatures, rows, elements, self.place,
+            batch_row, batch_element,
+        )  # fmt: skip
+        self.batch_row, self.batch_element = batch_row.tolist(), batch_element.tolist()
+        self.rows, self.elements = rows.tolist(), elements.tolist()
+        base, stride = np.full(x.widths.shape, -1, np.int64), np.zeros(x.widths.shape, np.int64)
+        self.bases: dict[int, dict[int, int]] = {}
+        for s, code in self.codes.items():
+            bases = self.bases[s] = {}
+            for v in code.stored:
+                bases[v] = arena.allocate(self._count(s, code.program.values[v].domain) * code.width(v))
+            for place, (v, column) in code.results.items():
+                base[s, place] = bases[v] + column
+                stride[s, place] = code.width(v)
+        seed = arena.allocate(1)
+        arena.mem[seed] = 1
+        self.edge_location = np.full(x.words + 1, -1, np.int64)
+        self.edge_location[x.words] = seed
+        self.ptr = np.zeros(x.values + 1, np.int64)
+        self.ptr[loss + 1] = 1
+        reverse.place_edges(
+            *self.walk, self.order, self.starts, self.signatures, _padded(self.needs, x.nodes), base, stride,
+            self.edge_location, self.ptr,
+        )  # fmt: skip
+        np.cumsum(self.ptr, out=self.ptr)
+        self.edges = np.empty(self.ptr[-1], np.int64)
+        fill = self.ptr[:-1].copy()
+        self.edges[fill[loss]] = x.words
+        fill[loss] += 1
+        reverse.list_edges(x.stream, x.layout, x.pos, self.order, self.edge_location, fill, self.edges)
+        self.tables = Tables(x, self.order, self.starts, self.signatures)
+        self.runs = np.empty(self.signatures.size, np.bool_)
+        reverse.rows_are_runs(self.order, self.starts, x.row, self.runs)
+
+    def _count(self, s: int, domain: int) -> int:
+        if domain == ROW:
+            return self.rows[s]
+        lists = [k for k, g in self.x.pools[s].signature.program.groups.items() if g == domain]
+        return self.elements[s][lists[0]]
+
+    def run(self, plan: Plan) -> list[tuple[Any, Any]]:
+        """Run the batches, then what sums over all of them; returns (parameter, gradient) pairs."""
+        x, arena, clock = self.x, self.x.arena, plan.clock
+        starts = self.starts.tolist()
+        for b in range(self.signatures.size - 1, -1, -1):
+            begin = clock()
+            s = self.tables.signature_list[b]
+            pools, code = x.pools[s], self.codes[s]
+            nodes = self.order[starts[b] : starts[b + 1]]
+            routine = code.routine(is_hot(code.digest, nodes.size))
+            frame = Frame(routine, arena, nodes.size)
+            for v in code.stored:
+                domain = code.program.values[v].domain
+                at = self.batch_row[b] if domain == ROW else self._element_start(s, b, domain)
+                frame.destination[v] = self.bases[s][v] + at * code.width(v)
+            load_inputs(frame, self.tables, b, pools.signature, x.data)
+            self._load_kept(frame, pools, nodes, bool(self.runs[b]))
+            for v, output in code.douts:
+                self._pull(frame, code, v, x.first[nodes] + output)
+            for step in routine.steps:
+                step(frame)
+            plan.batch_reports.append(
+                BatchReport(
+                    code.program.name,
+                    nodes.size,
+                    clock() - begin,
+                    frame.gathered * arena.itemsize,
+                    routine.tier,
+                    pools.shapes,
+                )
+            )
+            arena.release_scratch()
+        return self._finish()
+
+    def _element_start(self, s: int, b: int, domain: int) -> int:
+        lists = [k for k, g in self.x.pools[s].signature.program.groups.items() if g == domain]
+        return self.batch_element[b][lists[0]]
+
+    def _pull(self, frame: Frame, code: GradientCode, v: int, values: np.ndarray) -> None:
+        """The gradient of an output: the sum of what its consumers left on their edges."""
+        arena, width = self.x.arena, code.width(v)
+        start = frame.destination.get(v, -1)
+        pulled = (arena.mem, values, self.ptr, self.edges, self.edge_location, width)
+        if start < 0:
+            start = sum_edges(*pulled, -1)
+            if start < 0:
+                start = sum_edges(*pulled, arena.scratch(values.size * width))
+        else:
+            sum_edges(*pulled, start)
+        frame.location[v] = start
+
+    def _load_kept(self, frame: Frame, pools: Pools, nodes: np.ndarray, run: bool) -> None:
+        """What the forward pass kept: a view where the rows follow each other, else gathered when asked for."""
+        rows = self.x.row[nodes]
+        for v, value in frame.routine.kept_inputs:
+            segment = pools.find(int(rows[0]), int(rows[-1]) + 1) if run else None
+            if segment is not None:
+                frame.location[v] = segment.bases[value.index] + (int(rows[0]) - segment.first_row) * pools.code.width(
+                    value.index
+                )
+            else:
+                frame.index[v] = pools.locate(value.index, rows)
+
+    def _finish(self) -> list[tuple[Any, Any]]:
+        """Gradients of parameters: one product or sum over all rows of a signature."""
+        x, arena = self.x, self.x.arena
+        trained = [s for s, code in self.codes.items() if code.slots]
+        if not trained:
+            return []
+        by_signature = np.argsort(np.repeat(self.signatures, np.diff(self.starts)), kind="stable")
+        order = self.order[by_signature]
+        bounds = np.concatenate(([0], np.cumsum(self.sizes)))
+        chosen = np.array(trained)
+        order = np.concatenate([order[bounds[s] : bounds[s + 1]] for s in trained])
+        starts = np.concatenate(([0], np.cumsum(self.sizes[chosen])))
+        tables = Tables(x, order, starts, chosen)
+        found: list[tuple[Any, Any]] = []
+        for b, s in enumerate(trained):
+            pools, code = x.pools[s], self.codes[s]
+            routine = code.routine(is_hot(code.digest, 0))
+            frame = Frame(routine, arena, self.rows[s])
+            load_inputs(frame, tables, b, pools.signature, x.data)
+            nodes = order[starts[b] : starts[b + 1]]
+            rows = x.row[nodes]
+            self._load_kept(frame, pools, nodes, bool((np.diff(rows) == 1).all()))
+            for v in code.stored:
+                frame.location[v] = self.bases[s][v]
+                frame.arrays[v] = None
+            for step in routine.final:
+                step(frame)
+            for kind, slot, v in code.slots:
+                parameter = pools.signature.binding[slot]
+                array = frame.array(v)
+                found.append((parameter, array if kind == "table" else array[0]))
+        return found
+
+    def gradient(self, vid: int, type: Any) -> np.ndarray:
+        """The sum over a value's edges, in the user's shape; zeros where the loss does not reach it."""
+        total = np.zeros(type.storage, self.x.dtype)
+        if vid < self.ptr.size - 1:
+            for e in self.edges[self.ptr[vid] : self.ptr[vid + 1]].tolist():
+                total += self.x.arena.view(int(self.edge_location[e]), type.storage)
+        return np.array(total.T, order="C")
+
+
+def _padded(mask: np.ndarray, size: int) -> np.ndarray:
+    result = np.zeros(size, np.bool_)
+    result[: mask.size] = mask
+    return result
+
+
+def _shifted(executed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[tuple[np.ndarray, ...]]:
+    """Plans with the batch starts of their concatenation."""
+    parts: list[tuple[np.ndarray, ...]] = []
+    offset = 0
+    for i, (order, starts, signatures) in enumerate(executed):
+        last = i == len(executed) - 1
+        parts.append((order, (starts if last else starts[:-1]) + offset, signatures))
+        offset += order.size
+    return parts

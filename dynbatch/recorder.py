@@ -1,0 +1,86 @@
+"""Generated recorders: the function that a call of a traced cell reaches first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dynbatch.config import config
+from dynbatch.graph import Expression, state
+
+if TYPE_CHECKING:
+    from dynbatch.cell import BoundCell, Variant
+
+_RECORDER = """
+def {name}({parameters}, *rest, **named):
+    graph = state.graph
+    try:
+        fits = {condition}
+    except (AttributeError, KeyError, IndexError, TypeError):
+        fits = False
+    if not fits:
+        return slow(*[a for a in ({arguments},) if a is not missing], *rest, **named)
+    place = signature.place
+    graph.stream.extend(({record}))
+    {floats}
+    vid = graph.values
+    graph.values = vid + {count}
+    return {result}
+"""
+
+
+def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """A function that records calls like this one, with all checks of `BoundCell.__call__` written out in one place.
+
+    It serves expressions and numbers (None where there is anything else), and leaves every other call to the cell.
+    Recording is what a user's Python pays for each node: this takes a third of the general path's time.
+    """
+    signature = variant.signature
+    if signature.tail or any(bound._static) or not all(type(a) in (Expression, int, float) for a in args) or not args:
+        return None
+    names = [f"a{i}" for i in range(len(args))]
+    tests: list[str] = []
+    vids: list[str] = []
+    ints: list[str] = []
+    floats: list[str] = []
+    namespace: dict[str, Any] = {
+        **variant.guards.namespace,
+        "Expression": Expression,
+        "signature": signature,
+        "slow": bound,
+        "missing": object(),
+        "state": state,
+        "config": config,
+    }
+    limits = {position: size for position, size, _, _ in signature.bounds}
+    for name, arg in zip(names, args):
+        if type(arg) is Expression:
+            namespace[f"t_{name}"] = arg.key
+            tests.append(f"{name}.key is t_{name} and {name}.graph is graph")
+            vids.append(f"{name}.vid")
+        elif type(arg) is int:
+            limit = limits.get(len(ints))
+            tests.append(f"type({name}) is int" + (f" and 0 <= {name} < {limit}" if limit is not None else ""))
+            ints.append(name)
+        else:
+            tests.append(f"type({name}) is float")
+            floats.append(name)
+    tests += ["graph is not None", "not rest", "not named", "not config.debug", variant.guards.condition]
+    for o, t in enumerate(signature.types):
+        namespace[f"out{o}"] = t
+    made = [f"Expression(graph, vid + {o}, out{o})" for o in range(len(signature.types))]
+    source = _RECORDER.format(
+        name=bound.__name__,
+        parameters=", ".join(f"{name}=missing" for name in names),
+        arguments=", ".join(names),
+        condition=" and ".join(tests),
+        record=", ".join(["place[1] if place[0] == graph.serial else graph.touch(signature)", *vids, *ints]) + ",",
+        floats=f"graph.floats.extend(({', '.join(floats)},))" if floats else "",
+        count=len(made),
+        result=f"({', '.join(made)},)" if variant.returns else made[0],
+    )
+    exec(compile(source, f"<recorder of {bound.cell.name}>", "exec"), namespace)
+    recorder = namespace[bound.__name__]
+    recorder.bound_cell = bound
+    recorder.__doc__ = bound.__doc__
+    return recorder
