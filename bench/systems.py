@@ -30,11 +30,12 @@ class System:
 
     Attributes:
         library: what is imported.
-        batches: whether there is a batching strategy to choose.
-        strategies: those of `STRATEGIES` that the library has.
+        peer: whether it is another project's, which need not be installed.
+        strategies: of batching; None where there is nothing to choose.
     """
 
     library = ""
+    peer = True
     strategies: ClassVar[tuple[str | None, ...]] = (None,)
 
     def __init__(self, program: Callable[[Any], Program], weights: Any, strategy: str | None, batch: int) -> None:
@@ -42,6 +43,8 @@ class System:
         try:
             self.version = self.load(strategy)
         except ImportError as error:
+            if not self.peer:
+                raise
             raise MissingPeer(str(error)) from error
         self.program = program(weights)
         self.restore()
@@ -80,6 +83,7 @@ class Dynbatch(System):
     """This project. The two systems of it differ in the program."""
 
     library = "dynbatch"
+    peer = False
     strategies: ClassVar = ("agenda", "depth", "off")
 
     def load(self, strategy: str | None) -> str:

@@ -24,7 +24,6 @@ SEED = 1
 TIMED_FROM = 1000  # number of the first timed minibatch; those before it are compared and warmed up with
 COMPARED = 3  # minibatches whose losses are compared: in training each depends on the updates before it
 WARM_UP_STEPS = 5
-WARM_UP_SECONDS = 0.5
 QUIET_CHECK = 0.004  # seconds; see `settle`
 PEAK_SIZE = 2048
 
@@ -91,12 +90,13 @@ class Session:
             first = phases["total"] if first is None else first
             losses.append(loss)
         self.system.restore()
+        settle()
         return losses, first
 
-    def warm_up(self) -> None:
-        """Steps that are not timed."""
+    def warm_up(self, seconds: float) -> None:
+        """Steps that are not timed, at least for so long. Weights are put back."""
         begin, number = clock(), COMPARED
-        while number < COMPARED + WARM_UP_STEPS or clock() - begin < WARM_UP_SECONDS:
+        while number < COMPARED + WARM_UP_STEPS or clock() - begin < seconds:
             self.run(self.minibatches[number])
             number += 1
         self.system.restore()

@@ -30,6 +30,19 @@ class FlatBuffers:
         self._reserved_gradients: np.ndarray | None = None
         self._parameters: list[Parameter] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the room to grow."""
+        return self.__dict__ | {"_reserved_values": None, "_reserved_gradients": None}
+
+    def __setstate__(self, found: dict[str, Any]) -> None:
+        self.__dict__.update(found)
+        self._reserved_values = self.values = _aligned(self.values)
+        if self.gradients is not None:
+            self._reserved_gradients = self.gradients = _aligned(self.gradients)
+        for each in self._parameters:
+            if each.__dict__:  # else it is being copied too, and will look for itself then
+                each.locate()
+
     def fix_dtype(self, dtype: np.dtype) -> None:
         """Say the dtype of all values under this root, when the first of them is made."""
         if self.dtype is None:
@@ -81,6 +94,12 @@ def aligned_zeros(size: int, dtype: np.dtype) -> np.ndarray:
     block = np.zeros(size * dtype.itemsize + ALIGNMENT, dtype=np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + size * dtype.itemsize].view(dtype)
+
+
+def _aligned(values: np.ndarray) -> np.ndarray:
+    result = aligned_zeros(values.size, values.dtype)
+    result[...] = values
+    return result
 
 
 @contextmanager

@@ -17,25 +17,36 @@ from dynbatch.compiler.ir import ROW
 from dynbatch.config import config
 from dynbatch.errors import CellError, ShapeError, user_line
 from dynbatch.graph import BatchedExpression, Expression, Graph, Operand, check_live, handle, state
-from dynbatch.guards import Guards
+from dynbatch.guards import Guards, Inlined
+from dynbatch.ops.elementwise import to_float
 from dynbatch.ops.record import append_tail, checked_index, lane_count, spread
 from dynbatch.recorder import specialized
 from dynbatch.signature import Signature
 from dynbatch.tracing import COUNTED, CellTracer, Payload, Ragged, Traced
 
-_MOST_VARIANTS = 16  # traces kept for one combination of types; more means that a guard never holds twice
+_MOST_VARIANTS = 16  # traces kept for one combination of types
+_INT_END = 1 << 63  # integer payload is stored in 64 bits
 
 
 class Variant:
-    """One trace of a cell: its signature, the shape of what it returns, and the guards it depends on."""
+    """One trace of a cell: its signature, the shape of what it returns, and the guards it depends on.
 
-    __slots__ = ("guards", "holds", "returns", "signature")
+    Attributes:
+        returns: how many outputs: 0 for one Expression, n for a tuple of n.
+        pinned: integer payloads that cannot count from the end, since they index several sizes or serve as numbers.
+    """
+
+    __slots__ = ("guards", "holds", "pinned", "returns", "signature")
 
     def __init__(self, signature: Signature, returns: int, guards: Guards) -> None:
         self.signature = signature
-        self.returns = returns  # 0: one Expression; n: a tuple of n
+        self.returns = returns
         self.guards = guards
         self.holds = guards.compile()
+        values = signature.program.values
+        self.pinned = {values[v.args[0]].index for v in values if v.op is to_float}
+        sizes = {(position, size) for position, size, _, _ in signature.bounds}
+        self.pinned |= {p for p, n in sizes if (p, n) != next(b for b in sizes if b[0] == p)}
 
 
 class Cell:
@@ -52,49 +63,87 @@ class Cell:
         unknown = set(static) - set(names)
         if unknown:
             raise TypeError(f"@dy.cell: {self.name} has no argument {', '.join(sorted(unknown))}")
+        kinds = {name: p.kind for name, p in self.parameters.parameters.items()}
+        if not {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}.isdisjoint(kinds.values()):
+            raise TypeError(f"@dy.cell: {self.name} must name its arguments; pass several expressions as a list")
+        self.keyword_only = tuple(name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY)
         self.static = frozenset(static)
         self.attribute = function.__name__
+        self.owner: type | None = None
         self._unbound: BoundCell | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.attribute = name
+        self.owner = owner
+        if owner.__getstate__ is object.__getstate__:  # type: ignore[attr-defined]
+            owner.__getstate__ = _state_without_cells  # type: ignore[attr-defined]
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        bound = BoundCell(self, instance)
-        bound.install(bound)
-        return bound
+        if state.tracer is not None:
+            return Inlined(self, instance)
+        if not hasattr(instance, "__dict__"):
+            raise TypeError(
+                f"@dy.cell: {self.name}: a {type(instance).__name__} has no place for its traces: add "
+                f'"__dict__" to the __slots__ of the class'
+            )
+        key = self._key(type(instance))
+        found = instance.__dict__.get(key)
+        if found is None or found.bound_cell.instance is not instance:
+            found = BoundCell(self, instance, key)
+            found.install(found)
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Record a call of a plain function."""
+        """Record a call of a plain function, or of a method on its class: ``Base.compose(self, left, right)``."""
+        if self.owner is not None and args and isinstance(args[0], self.owner):
+            return self.__get__(args[0], self.owner)(*args[1:], **kwargs)
         if self._unbound is None:
-            self._unbound = BoundCell(self, None)
+            self._unbound = BoundCell(self, None, "")
             self._unbound.install(self._unbound)
         return self._unbound.fastest(*args, **kwargs)
 
+    def _key(self, cls: type) -> str:
+        """Where in an instance's dictionary its bound cell lies.
+
+        Under the name of the method, where Python finds it before it comes to the descriptor; but elsewhere for a
+        method that is overridden (and called by ``super()``), and for instances whose copies would take it along.
+        """
+        found = next((base.__dict__[self.attribute] for base in cls.__mro__ if self.attribute in base.__dict__), None)
+        own_ways = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__")
+        plain = all(getattr(cls, name, None) is getattr(object, name, None) for name in own_ways)
+        if found is self and plain and cls.__getstate__ is _state_without_cells:  # type: ignore[attr-defined]
+            return self.attribute
+        return f"cell {self.name}"
+
+
+def _state_without_cells(self: Any) -> Any:
+    """``__getstate__`` of classes with cells: a copy of an instance traces its own."""
+    found = object.__getstate__(self)  # type: ignore[attr-defined]
+    attributes, *rest = found if isinstance(found, tuple) else (found,)
+    kept = {k: v for k, v in (attributes or {}).items() if not (hasattr(v, "bound_cell") and v.bound_cell.key == k)}
+    return (kept, *rest) if rest else kept
+
 
 class BoundCell:
-    """A cell on one object (or on none, for a plain function), with its traces."""
+    """A cell on one object (or on none, for a plain function), with its traces; ``key``: see `Cell`."""
 
-    def __init__(self, cell: Cell, instance: Any) -> None:
+    def __init__(self, cell: Cell, instance: Any, key: str) -> None:
         self.cell = cell
         self.instance = instance
+        self.key = key
         self.bound_cell = self
         self.fastest: Callable[..., Any] = self
         self.variants: dict[Any, list[Variant]] = {}
         skip = 0 if instance is None else 1
         self.names = list(cell.parameters.parameters)[skip:]
-        kinds = [p.kind for p in cell.parameters.parameters.values()]
-        self._variadic = any(k in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) for k in kinds)
-        if self._variadic:
-            raise TypeError(f"@dy.cell: {cell.name} must name its arguments; pass several expressions as a list")
         self._static = [n in cell.static for n in self.names]
         self.__name__ = cell.function.__name__
         self.__doc__ = cell.function.__doc__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundCell:
-        return BoundCell(self.cell, memo.get(id(self.instance), self.instance))
+        return BoundCell(self.cell, memo.get(id(self.instance), self.instance), self.key)
 
     def __reduce__(self) -> Any:
         return getattr, (self.instance, self.cell.attribute)
@@ -103,21 +152,23 @@ class BoundCell:
         return f"<cell {self.cell.name}>"
 
     def install(self, function: Callable[..., Any]) -> None:
-        """Make ``function`` what a call of the cell reaches first: this object, or its recorder for the last trace.
-
-        It lies in the instance's dictionary, where Python looks before it comes to the descriptor.
-        """
+        """Make ``function`` what a call of the cell reaches first: this object, or its recorder for the last trace."""
         self.fastest = function
-        if hasattr(self.instance, "__dict__"):
-            self.instance.__dict__[self.cell.attribute] = function
+        if self.instance is not None:
+            self.instance.__dict__[self.key] = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record a call: one node; inlined within the trace of another cell."""
-        if kwargs or len(args) != len(self.names):
-            args = self._positional(args, kwargs)
         if state.tracer is not None:
-            own = () if self.instance is None else (self.instance,)
-            return self.cell.function(*own, *args)
+            guards: Guards = state.tracer.guards
+            own = () if self.instance is None else (guards.stand_in(self.instance, guards.root(self.instance)),)
+            return guards.instrument(self.cell.function)(*own, *args, **kwargs)
+        if kwargs or len(args) != len(self.names) or self.cell.keyword_only:
+            args = self._positional(args, kwargs)
+        return self._record(args)
+
+    def _record(self, args: tuple[Any, ...]) -> Any:
+        """Record a call with all arguments in order."""
         graph = state.graph
         key: list[Any] = []
         vids: list[int] = []
@@ -140,7 +191,12 @@ class BoundCell:
         signature = variant.signature
         for position, size, name, what in signature.bounds:
             if not 0 <= ints[position] < size:
+                self._refuse_negative(variant, ints[position], position)
                 ints[position] = checked_index(name, ints[position], size, what)
+        if ints and not -_INT_END <= min(ints) <= max(ints) < _INT_END:
+            raise CellError(
+                f"{user_line()}: cell {self.cell.name}: an integer payload does not fit 64 bits: {max(ints)}"
+            )
         if signature.equal_lists:
             _check_lengths(self.cell.name, signature, lists)
         index = graph.touch(signature)
@@ -199,10 +255,10 @@ class BoundCell:
             return all(self._flatten(False, name, a, key, vids, ints, floats, lists) for a in arg)
         elif isinstance(arg, list):
             return self._flatten_list(name, arg, key, lists)
-        elif hasattr(arg, "__index__"):
+        elif hasattr(arg, "__index__") and getattr(arg, "ndim", 0) == 0:
             key.append(int)
             ints.append(int(arg))
-        elif hasattr(arg, "__float__"):
+        elif hasattr(arg, "__float__") and getattr(arg, "ndim", 0) == 0:
             key.append(float)
             floats.append(float(arg))
         else:
@@ -211,6 +267,13 @@ class BoundCell:
                 f'expression nor a number; declare it with @dy.cell(static=("{name}",)) if it is part of the structure'
             )
         return True
+
+    def _refuse_negative(self, variant: Variant, index: int, position: int) -> None:
+        if index < 0 and position in variant.pinned:
+            raise CellError(
+                f"{user_line()}: cell {self.cell.name}: index {index} counts from the end, but the cell uses it in "
+                f"several ways; give the index from the start"
+            )
 
     def _flatten_list(self, name: str, arg: list[Any], key: list[Any], lists: list[Sequence[Expression]]) -> bool:
         if not arg:
@@ -238,7 +301,7 @@ class BoundCell:
         flat: list[Expression] = []
         _expressions(args, flat)
         lanes = lane_count(self.cell.name, flat)
-        calls = [self(*_lane(args, lane, lanes)) for lane in range(lanes)]
+        calls = [self._record(tuple(_lane(args, lane, lanes))) for lane in range(lanes)]
         graph = state.graph
         if isinstance(calls[0], tuple):
             joined = tuple(handle(graph, [c[o].vid for c in calls], calls[0][o].type) for o in range(len(calls[0])))
@@ -250,9 +313,16 @@ class BoundCell:
     # ---- tracing ----------------------------------------------------------------------------------------------------
 
     def _find(self, key: tuple[Any, ...], args: tuple[Any, ...], graph: Graph) -> Variant:
-        """The trace for these types whose guards hold; made on first sight."""
+        """The trace for these types whose guards hold; made on first sight.
+
+        Kept here, or by the first parameter among the arguments, so that it lives no longer than that does.
+        """
+        parameter = next((k for k in key if getattr(k, "is_parameter", False)), None)
         try:
-            variants = self.variants.setdefault(key, [])
+            if parameter is None:
+                variants = self.variants.setdefault(key, [])
+            else:
+                variants = parameter.table.setdefault((self, key), [])
         except TypeError:
             raise CellError(f"{user_line()}: cell {self.cell.name}: static arguments must be hashable") from None
         for variant in variants:
@@ -261,6 +331,12 @@ class BoundCell:
                     self._compare(variant, args, graph)
                 return variant
         variant = self._trace_checked(args, graph)
+        broken = variant.guards.broken()
+        if broken:
+            raise CellError(
+                f"{user_line()}: cell {self.cell.name} reads {broken}, which gives another object each time, so that "
+                f"a trace could not be used twice; keep it in an attribute, or pass what depends on it as an argument"
+            )
         variants.insert(0, variant)
         del variants[_MOST_VARIANTS:]
         recorder = specialized(self, variant, args)
@@ -269,12 +345,12 @@ class BoundCell:
         return variant
 
     def _compare(self, variant: Variant, args: tuple[Any, ...], graph: Graph) -> None:
-        fresh = self._trace_checked(args, graph).signature
+        fresh = self._trace(args, graph, max(1, _longest_list(args))).signature
         known = variant.signature
         if fresh.program is not known.program or fresh.tail != known.tail or fresh.binding != known.binding:
             raise CellError(
                 f"{user_line()}: cell {self.cell.name} does not do now what it did when it was traced: it depends on "
-                f"something that is neither an argument nor an attribute of self"
+                f"something that is neither an argument nor an attribute of self, or on the length of a list"
             )
 
     def _trace_checked(self, args: tuple[Any, ...], graph: Graph) -> Variant:
@@ -291,9 +367,10 @@ class BoundCell:
         return variant
 
     def _trace(self, args: tuple[Any, ...], graph: Graph, copies: int) -> Variant:
-        tracer = CellTracer(self.cell.name, graph.dtype, copies)
         guards = Guards()
+        tracer = CellTracer(self.cell.name, graph.dtype, copies, guards)
         symbolic = [self._symbol(tracer, s, n, a) for s, n, a in zip(self._static, self.names, args)]
+        named = {n: symbolic.pop() for n in reversed(self.cell.keyword_only)}
         own = []
         if self.instance is not None:
             own.append(guards.stand_in(self.instance, guards.root(self.instance)))
@@ -301,7 +378,7 @@ class BoundCell:
         state.tracer = tracer
         state.graph = None  # type: ignore[assignment]
         try:
-            result = function(*own, *symbolic)
+            result = function(*own, *symbolic, **named)
         finally:
             state.tracer = None
             state.graph = graph
@@ -356,6 +433,12 @@ def _expressions(args: Any, found: list[Expression]) -> None:
             found.append(arg)
         elif isinstance(arg, (tuple, list)):
             _expressions(arg, found)
+
+
+def _longest_list(args: Any) -> int:
+    return max(
+        (len(a) if isinstance(a, list) else _longest_list(a) for a in args if isinstance(a, (tuple, list))), default=0
+    )
 
 
 def _lane(args: Any, lane: int, lanes: int) -> list[Any]:

@@ -40,6 +40,10 @@ class ConstantParameter(Operand):
     def __repr__(self) -> str:
         return f"constant {self.of!r}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without what the core cached."""
+        return self.__dict__ | {"table": {}, "lookup_signature": None}
+
     @property
     def constant(self) -> ConstantParameter:
         """The constant itself."""
@@ -52,4 +56,5 @@ class ConstantParameter(Operand):
 
     def npvalue(self, recalculate: bool = False) -> np.ndarray:
         """The values, a copy in the user's shape."""
-        return self.of.as_array()
+        found: np.ndarray = self.of.as_array() if self.is_lookup else self.of.npvalue()  # type: ignore[union-attr]
+        return found

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dynbatch.config import config
-from dynbatch.errors import StaleExpressionError, user_line
+from dynbatch.errors import CellError, StaleExpressionError, user_line
 from dynbatch.signature import Signature
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def current_graph() -> Graph:
 def renew_cg() -> None:
     """Start a new graph; expressions of the old one cannot be used any more. Memory is kept for reuse."""
     old = state.graph
+    if state.tracer is not None:
+        raise CellError(f"{user_line()}: cell {state.tracer.name} calls renew_cg(), which is not for use in a cell")
     old.live = False
     if old.execution is not None:
         state.last_plans = {"forward": old.execution.last, "backward": old.execution.last_backward}
@@ -321,6 +323,12 @@ def handle(graph: Graph, vids: Sequence[int], type: Type) -> Expression:
 def check_live(expression: Expression) -> None:
     """Raise `StaleExpressionError` if the expression's graph was renewed or is another thread's."""
     graph = expression.graph
+    if state.tracer is not None or graph is None:
+        where = "within the cell" if state.tracer is not None else "outside of the cell"
+        raise CellError(
+            f"{user_line()}: an expression from outside of a cell, or from its trace, is used {where}; pass it as an "
+            f"argument, or return it"
+        )
     if not graph.live:
         raise StaleExpressionError(
             f"{user_line()}: this expression belongs to a graph that renew_cg() has ended; "

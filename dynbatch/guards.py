@@ -6,16 +6,18 @@ each attribute read; the notes become one compiled expression, run before each c
 
 from __future__ import annotations
 
+import enum
+import re
 import types
 from collections.abc import Callable
 from typing import Any
 
 from dynbatch.errors import CellError, user_line
-from dynbatch.graph import Operand
+from dynbatch.graph import Operand, state
 
 _PLAIN = (int, float, str, bytes, bool, complex, type(None))
 _OPAQUE_MODULES = ("numpy", "dynbatch.parameters", "dynbatch.trainers", "dynbatch.initializers")
-_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, Operand)
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, enum.Enum, Operand)
 
 
 class Guards:
@@ -29,6 +31,8 @@ class Guards:
     def __init__(self) -> None:
         self.notes: dict[str, None] = {}
         self.roots: list[Any] = []
+        self._stand_ins: dict[int, _StandIn] = {}
+        self._instrumented: dict[types.FunctionType, Callable[..., Any]] = {}
 
     def root(self, value: Any) -> str:
         """A name for a constant."""
@@ -50,16 +54,24 @@ class Guards:
             return value
         bound = getattr(value, "bound_cell", None)
         if bound is not None:
-            return _Inlined(bound.cell, self.stand_in(bound.instance, self.root(bound.instance)))
+            return Inlined(bound.cell, self.stand_in(bound.instance, self.root(bound.instance)))
+        if isinstance(value, types.MethodType):
+            self.notes[f"{path} == {self.root(value)}"] = None
+            return self._method(value)
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, (types.ModuleType, type)):
+            return value  # of a container: another object each time, and nothing to note
         if type(value) in (list, tuple):
             if all(getattr(v, "is_parameter", False) for v in value):  # one comparison, which tries identity first
                 self.notes[f"{path} == {self.root(type(value)(value))}"] = None
                 return value
             self.notes[f"len({path}) == {len(value)}"] = None
             return type(value)([self.wrap(v, f"{path}[{i}]") for i, v in enumerate(value)])
-        if type(value) is dict and all(isinstance(k, (str, int)) for k in value):
+        if type(value) is dict:
             self.notes[f"len({path}) == {len(value)}"] = None
-            return {k: self.wrap(v, f"{path}[{k!r}]") for k, v in value.items()}
+            return {k: self.wrap(v, f"{path}[{self._key(k)}]") for k, v in value.items()}
+        if type(value) in (set, frozenset):
+            self.notes[f"{path} == {self.root(frozenset(value))}"] = None
+            return type(value)(value)
         opaque = isinstance(value, (*_OPAQUE, Cell)) or hasattr(value, "is_parameter")
         if opaque or not hasattr(value, "__dict__") or type(value).__module__ in _OPAQUE_MODULES:
             self.notes[f"{path} is {self.root(value)}"] = None
@@ -67,16 +79,37 @@ class Guards:
         return self.stand_in(value, path)
 
     def stand_in(self, value: Any, path: str) -> Any:
-        """The stand-in for an object."""
-        return _StandIn(value, path, self)
+        """The stand-in for an object: the same one for the same object, so that ``is`` holds between stand-ins."""
+        if isinstance(value, _StandIn):
+            return value
+        known = self._stand_ins.setdefault(id(value), _StandIn(value, path, self))
+        first = object.__getattribute__(known, "_stand_in_path")
+        if first != path:
+            self.notes[f"{path} is {first}"] = None
+        return known
+
+    def _method(self, method: types.MethodType) -> Callable[..., Any]:
+        owner, function = method.__self__, method.__func__
+        if isinstance(owner, type) or not hasattr(owner, "__dict__") or not isinstance(function, types.FunctionType):
+            return method
+        return types.MethodType(self.instrument(function), self.stand_in(owner, self.root(owner)))
+
+    def _key(self, key: Any) -> str:
+        return repr(key) if type(key) in (str, int) else self.root(key)
 
     def instrument(self, function: types.FunctionType) -> Callable[..., Any]:
         """The function with stand-ins for what it reaches through its closure and its globals."""
+        found = self._instrumented.get(function)
+        if found is None:
+            found = self._instrumented[function] = self._instrument(function)
+        return found
+
+    def _instrument(self, function: types.FunctionType) -> Callable[..., Any]:
         code = function.__code__
         globals_path = self.root(function.__globals__)
         seen = dict(function.__globals__)
-        for name in code.co_names:
-            if name in seen and not isinstance(seen[name], (types.ModuleType, type, types.FunctionType)):
+        for name in _names(code):
+            if name in seen and not _is_definition(seen[name], name):
                 seen[name] = self.wrap(seen[name], f"{globals_path}[{name!r}]")
         cells = []
         for cell in function.__closure__ or ():
@@ -108,13 +141,42 @@ class Guards:
         def holds() -> bool:
             try:
                 return check()
-            except (AttributeError, KeyError, IndexError, TypeError):
+            except FAILURES:
                 return False
 
         return holds
 
+    def broken(self) -> str:
+        """What does not hold although it was noted just now, in words for an error; empty if everything holds."""
+        for note in self.notes:
+            try:
+                if eval(note, self.namespace):
+                    continue
+            except FAILURES:
+                pass
+            path = note.removeprefix("len(").split(" ")[0].rstrip(")")
+            return re.sub(r"^r(\d+)", lambda m: type(self.roots[int(m[1])]).__name__, path)
+        return ""
 
-class _Inlined:
+
+FAILURES = (AttributeError, KeyError, IndexError, TypeError, ValueError)
+"""What a guard raises where the things that it looks at have changed."""
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The global (and attribute) names in a function and in the functions and comprehensions inside of it."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*[_names(c) for c in inner])
+
+
+def _is_definition(value: Any, name: str) -> bool:
+    """Whether a global is a module, class or function under its own name, which are not expected to change."""
+    if isinstance(value, types.FunctionType):
+        return value.__name__ == name
+    return isinstance(value, (types.ModuleType, type))
+
+
+class Inlined:
     """A cell reached from within a trace: its function, on the stand-in of its object."""
 
     def __init__(self, cell: Any, instance: Any) -> None:
@@ -122,7 +184,7 @@ class _Inlined:
         self._instance = instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._cell.function(self._instance, *args, **kwargs)
+        return state.tracer.guards.instrument(self._cell.function)(self._instance, *args, **kwargs)
 
 
 class _StandIn:
@@ -142,39 +204,84 @@ class _StandIn:
     def __getattr__(self, name: str) -> Any:
         from dynbatch.cell import Cell
 
-        value = self._stand_in_object
+        value, guards = self._stand_in_object, self._stand_in_guards
         found = getattr(type(value), name, None)
         if name not in getattr(value, "__dict__", {}):
-            if isinstance(found, property) and found.fget is not None:
-                return found.fget(self)
+            if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+                return guards.instrument(found.fget)(self)
             if isinstance(found, types.FunctionType):
                 static = isinstance(_class_attribute(type(value), name), staticmethod)
-                return found if static else types.MethodType(found, self)
+                return found if static else types.MethodType(guards.instrument(found), self)
         if isinstance(found, Cell):
-            return _Inlined(found, self)
-        return self._stand_in_guards.wrap(getattr(value, name), f"{self._stand_in_path}.{name}")
+            return Inlined(found, self)
+        return guards.wrap(getattr(value, name), f"{self._stand_in_path}.{name}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise CellError(f"{user_line()}: a cell cannot set {name}: it runs once per input types, not once per call")
 
+    def _special(self, name: str) -> Callable[..., Any] | None:
+        """The special method where the object's class has it in Python: then what that reads is noted."""
+        found = getattr(type(self._stand_in_object), name, None)
+        if not isinstance(found, types.FunctionType):
+            return None
+        return types.MethodType(self._stand_in_guards.instrument(found), self)
+
+    def _pin(self) -> Any:
+        """The object itself, noted as being the one that is there."""
+        guards = self._stand_in_guards
+        guards.notes[f"{self._stand_in_path} is {guards.root(self._stand_in_object)}"] = None
+        return self._stand_in_object
+
     def __getitem__(self, index: Any) -> Any:
-        value = self._stand_in_object[index]
-        if isinstance(index, (int, str)):
-            return self._stand_in_guards.wrap(value, f"{self._stand_in_path}[{index!r}]")
-        return value
+        special = self._special("__getitem__")
+        if special is not None:
+            return special(index)
+        value, guards = self._stand_in_object[index], self._stand_in_guards
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return guards.wrap(value, f"{self._stand_in_path}[{guards._key(index)}]")
 
     def __len__(self) -> int:
+        special = self._special("__len__")
+        if special is not None:
+            return special()
         self._stand_in_guards.notes[f"len({self._stand_in_path}) == {len(self._stand_in_object)}"] = None
         return len(self._stand_in_object)
 
     def __iter__(self) -> Any:
+        special = self._special("__iter__")
+        if special is not None:
+            return special()
+        if isinstance(self._stand_in_object, dict):
+            len(self)
+            return iter(self._stand_in_object)
         return iter([self[i] for i in range(len(self))])
 
+    def __contains__(self, item: Any) -> bool:
+        special = self._special("__contains__")
+        return special(item) if special is not None else any(x is item or x == item for x in self)
+
     def __bool__(self) -> bool:
-        return bool(self._stand_in_object)
+        special = self._special("__bool__")
+        if special is not None:
+            return special()
+        return bool(len(self)) if hasattr(type(self._stand_in_object), "__len__") else True
+
+    def __eq__(self, other: object) -> bool:
+        other = other._pin() if type(other) is _StandIn else other
+        return self._pin() == other
+
+    def __hash__(self) -> int:
+        return hash(self._pin())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return type(self._stand_in_object).__call__(self, *args, **kwargs)
+        from dynbatch.cell import Cell
+
+        special = self._special("__call__")
+        if special is not None:
+            return special(*args, **kwargs)
+        found = getattr(type(self._stand_in_object), "__call__", None)
+        return Inlined(found, self)(*args, **kwargs) if isinstance(found, Cell) else self._pin()(*args, **kwargs)
 
 
 def _class_attribute(cls: type, name: str) -> Any:

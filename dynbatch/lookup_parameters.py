@@ -68,6 +68,10 @@ class LookupParameter:
     def __repr__(self) -> str:
         return f"LookupParameter {self.name} {self.shape}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without what the core cached."""
+        return self.__dict__ | {"table": {}, "lookup_signature": None}
+
     def __getitem__(self, i: int) -> Any:
         from dynbatch.ops import lookup
 

@@ -17,8 +17,8 @@ import numpy as np
 from dynbatch.buffers import FlatBuffers, memory_for, of_shape
 from dynbatch.config import config
 from dynbatch.constant_parameters import ConstantParameter
-from dynbatch.errors import ConfigurationError, ShapeError
-from dynbatch.graph import Operand
+from dynbatch.errors import CellError, ConfigurationError, ShapeError, user_line
+from dynbatch.graph import Operand, state
 from dynbatch.initializers import initializer_from
 from dynbatch.lookup_parameters import LookupParameter
 from dynbatch.types import Type, type_of
@@ -192,6 +192,11 @@ class ParameterCollection:
         """Grows whenever a value of any parameter under the same root changes; blocks derived from values key on it."""
         return self._buffers.version
 
+    @property
+    def state(self) -> tuple[int, int]:
+        """The version, and a number that changes when parameters are added (which may move the others)."""
+        return self._buffers.version, self._buffers.layout
+
     def mark_changed(self) -> None:
         """Say that values were written through `Parameter.data`; every other way to change them says so itself."""
         self._buffers.version += 1
@@ -306,6 +311,15 @@ class Parameter(Operand):
     def __repr__(self) -> str:
         return f"Parameter {self.name} {self.shape}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the views, which a copy finds in buffers of its own, and without what the core cached."""
+        return self.__dict__ | {"table": {}, "_data": None, "_grad": None}
+
+    def __setstate__(self, found: dict[str, Any]) -> None:
+        self.__dict__.update(found)
+        if self._buffers.__dict__:  # else they are being copied too, and will tell the parameters then
+            self.locate()
+
     @property
     def constant(self) -> ConstantParameter:
         """The parameter as a constant, always the same object; no gradient comes from where it is used."""
@@ -352,6 +366,10 @@ class Parameter(Operand):
 
     def npvalue(self, recalculate: bool = False) -> np.ndarray:
         """What `as_array` returns: a parameter is an operand whose value needs no computing."""
+        if state.tracer is not None:
+            raise CellError(
+                f"{user_line()}: cell {state.tracer.name} reads the value of {self.name}; pass it to the cell"
+            )
         return self.as_array()
 
     def grad_as_array(self) -> np.ndarray:

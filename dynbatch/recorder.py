@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dynbatch.config import config
 from dynbatch.graph import Expression, state
+from dynbatch.guards import FAILURES
 
 if TYPE_CHECKING:
     from dynbatch.cell import BoundCell, Variant
 
 _RECORDER = """
-def {name}({parameters}, *rest, **named):
+def record({parameters}, *rest, **named):
     graph = state.graph
     try:
         fits = {condition}
-    except (AttributeError, KeyError, IndexError, TypeError):
+    except failures:
         fits = False
     if not fits:
         return slow(*[a for a in ({arguments},) if a is not missing], *rest, **named)
@@ -36,7 +38,8 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
     Recording is what a user's Python pays for each node: this takes a third of the general path's time.
     """
     signature = variant.signature
-    if signature.tail or any(bound._static) or not all(type(a) in (Expression, int, float) for a in args) or not args:
+    plain = all(type(a) in (Expression, int, float) for a in args)
+    if signature.tail or any(bound._static) or bound.cell.keyword_only or not plain or not args:
         return None
     names = [f"a{i}" for i in range(len(args))]
     tests: list[str] = []
@@ -48,11 +51,14 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
         "Expression": Expression,
         "signature": signature,
         "slow": bound,
+        "failures": FAILURES,
         "missing": object(),
         "state": state,
         "config": config,
     }
-    limits = {position: size for position, size, _, _ in signature.bounds}
+    limits: dict[int, int] = {}
+    for position, size, _, _ in signature.bounds:
+        limits[position] = min(size, limits.get(position, size))
     for name, arg in zip(names, args):
         if type(arg) is Expression:
             namespace[f"t_{name}"] = arg.key
@@ -60,7 +66,8 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
             vids.append(f"{name}.vid")
         elif type(arg) is int:
             limit = limits.get(len(ints))
-            tests.append(f"type({name}) is int" + (f" and 0 <= {name} < {limit}" if limit is not None else ""))
+            in_range = f"0 <= {name} < {limit}" if limit is not None else f"{-1 << 63} <= {name} < {1 << 63}"
+            tests.append(f"type({name}) is int and {in_range}")
             ints.append(name)
         else:
             tests.append(f"type({name}) is float")
@@ -70,7 +77,6 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
         namespace[f"out{o}"] = t
     made = [f"Expression(graph, vid + {o}, out{o})" for o in range(len(signature.types))]
     source = _RECORDER.format(
-        name=bound.__name__,
         parameters=", ".join(f"{name}=missing" for name in names),
         arguments=", ".join(names),
         condition=" and ".join(tests),
@@ -79,8 +85,12 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
         count=len(made),
         result=f"({', '.join(made)},)" if variant.returns else made[0],
     )
-    exec(compile(source, f"<recorder of {bound.cell.name}>", "exec"), namespace)
-    recorder = namespace[bound.__name__]
+    # a file name within the package, so that an error names the line of the user's that called it
+    exec(
+        compile(source, os.path.join(os.path.dirname(__file__), f"<recorder of {bound.cell.name}>"), "exec"), namespace
+    )
+    recorder = namespace["record"]
     recorder.bound_cell = bound
+    recorder.__name__ = bound.__name__
     recorder.__doc__ = bound.__doc__
     return recorder

@@ -21,7 +21,18 @@ class Signature:
         place: (serial of the graph that used it last, its index there); one tuple so that threads cannot mix them.
     """
 
-    __slots__ = ("binding", "bounds", "cache", "equal_lists", "place", "program", "tail", "type", "types")
+    __slots__ = (
+        "__weakref__",
+        "binding",
+        "bounds",
+        "cache",
+        "equal_lists",
+        "place",
+        "program",
+        "tail",
+        "type",
+        "types",
+    )
 
     def __init__(
         self,
@@ -42,3 +53,7 @@ class Signature:
         for index, group in program.groups.items():
             groups.setdefault(group, []).append(index)
         self.equal_lists = [tuple(g) for g in groups.values() if len(g) > 1]
+
+    def version(self) -> tuple[int, ...]:
+        """Changes whenever a value of a parameter in the binding changes, or moves."""
+        return tuple([n for p in self.binding for n in p.root.state])

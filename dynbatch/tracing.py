@@ -10,6 +10,7 @@ from dynbatch.compiler.ir import ROW
 from dynbatch.compiler.trace import Tracer
 from dynbatch.errors import CellError, ShapeError, user_line
 from dynbatch.graph import Expression, Operand
+from dynbatch.guards import Guards
 from dynbatch.types import Type
 
 
@@ -21,11 +22,13 @@ class CellTracer(Tracer):
         dtype: of the graph.
         copies: how often iterating over a ragged list yields its one symbolic element. Code that is right for lists
             of any length gives the same Program for one copy as for two; see `_trace`.
+        guards: notes of what the function reads from outside.
     """
 
-    def __init__(self, name: str, dtype: str, copies: int) -> None:
+    def __init__(self, name: str, dtype: str, copies: int, guards: Guards) -> None:
         super().__init__(name, dtype)
         self.copies = copies
+        self.guards = guards
         self.iterating = 0
 
     def expression(self, v: int) -> Traced:
@@ -50,7 +53,10 @@ class CellTracer(Tracer):
         """The value id of an integer payload or literal."""
         if isinstance(x, Payload):
             if x.kind != "int":
-                raise CellError(f"{user_line()}: {self.name}: a float payload cannot be an index")
+                raise CellError(
+                    f"{user_line()}: cell {self.name}: an index is an integer argument as it was given, not a float or "
+                    f"the result of arithmetic; compute it outside of the cell"
+                )
             return x.value_id
         return self.literal_int(x)
 
@@ -61,6 +67,15 @@ class CellTracer(Tracer):
         if isinstance(x, Traced):
             return x.value_id
         return self.constant(float(x))
+
+    def random_key(self, like: int | None = None) -> int:
+        """See `Tracer.random_key`; raises `CellError` where a draw in a loop over a list is not of its elements."""
+        if self.iterating and (like is None or self.values[like].domain <= ROW):
+            raise CellError(
+                f"{user_line()}: cell {self.name} draws random numbers in a loop over a list, which do not belong to "
+                f"its elements; draw them outside of the loop"
+            )
+        return super().random_key(like)
 
     def reduce_list(self, op: Any, operands: Sequence[Any]) -> Traced:
         """A list reduction in a trace: of a ragged list's elements, of a list of known length, or of both."""
@@ -91,15 +106,8 @@ class CellTracer(Tracer):
         types = [self.type(v) for v in values]
         if op.name != "esum" and any(t is not types[0] for t in types):
             raise ShapeError(f"{user_line()}: {op.name}: shapes differ: {', '.join(str(t.shape) for t in types)}")
-        result = values[0]
-        if op.name == "logsumexp":
-            top = functools.reduce(lambda a, b: self.emit(ew.bmax, a, b), values)
-            terms = [self.emit(ew.exp, self.emit(ew.subtract, v, self.emit(ew.stop_gradient, top))) for v in values]
-            total = functools.reduce(lambda a, b: self.emit(ew.add, a, b), terms)
-            return Traced(self, self.emit(ew.add, self.emit(ew.log, total), self.emit(ew.stop_gradient, top)))
-        primitive = ew.bmax if op.name == "emax" else ew.add
-        for v in values[1:]:
-            result = self.emit(primitive, result, v)
+        primitive = {"emax": ew.emax, "logsumexp": ew.logaddexp}.get(op.name, ew.add)
+        result = functools.reduce(lambda a, b: self.emit(primitive, a, b), values)
         if op.name == "average":
             result = self.emit(ew.cmult, result, self.constant(1.0 / len(values)))
         return Traced(self, result)
@@ -138,6 +146,14 @@ class Traced(Expression):
         """(shape, 1)."""
         return self.type.shape, 1
 
+    @property
+    def vids(self) -> NoReturn:  # type: ignore[override]
+        """Not there: a cell sees one batch element."""
+        raise CellError(
+            f"{user_line()}: cell {self.tracer.name} works on batch elements, which a trace does not have; call it on "
+            f"the batched expression instead"
+        )
+
     def __repr__(self) -> str:
         return f"<traced {self.type}>"
 
@@ -162,8 +178,8 @@ class Payload:
             f'payload and differs between calls; declare it with @dy.cell(static=("{self.name}",))'
         )
 
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __index__ = _refuse
-    __hash__ = __str__ = __format__ = _refuse
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __index__ = __float__ = _refuse
+    __hash__ = __str__ = __format__ = __abs__ = __round__ = __mod__ = __floordiv__ = _refuse
 
     def _arithmetic(self, name: str, x: Any, y: Any) -> Any:
         from dynbatch.ops import elementwise as ew
@@ -196,8 +212,18 @@ class Payload:
     def __rtruediv__(self, other: Any) -> Any:
         return self._arithmetic("cdiv", other, self)
 
+    def __pow__(self, other: Any) -> Any:
+        return self._arithmetic("power", self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._arithmetic("power", other, self)
+
     def __neg__(self) -> Any:
         return self._arithmetic("subtract", 0.0, self)
+
+
+class _LengthError(CellError, TypeError):
+    """Also a TypeError, which ``list(x)`` and ``[*x]`` ignore when they ask for a length to reserve room."""
 
 
 class Ragged:
@@ -216,7 +242,9 @@ class Ragged:
         return self._elements()
 
     def _elements(self) -> Iterator[Traced]:
+        drawn = self.tracer.draws
         for _ in range(self.tracer.copies):
+            self.tracer.draws = drawn  # what an element draws, every element draws
             self.tracer.iterating += 1
             try:
                 yield self.element
@@ -229,4 +257,7 @@ class Ragged:
     def _refuse(self, *args: Any) -> NoReturn:
         raise CellError(COUNTED.format(line=user_line(), name=self.tracer.name))
 
-    __len__ = __getitem__ = __reversed__ = __add__ = __radd__ = _refuse
+    def __len__(self) -> int:
+        raise _LengthError(COUNTED.format(line=user_line(), name=self.tracer.name))
+
+    __getitem__ = __reversed__ = __add__ = __radd__ = _refuse

@@ -20,13 +20,15 @@ import numpy as np
 from tqdm import tqdm
 
 import dynbatch as dy
+from dynbatch.batching.plan import Plan
 from dynbatch.config import DEVICES, STRATEGIES
 from dynbatch.errors import ConfigurationError, FileFormatError
 from models import plot
 
 DEFAULT_EPOCHS = 5
 COMPARED_MINIBATCHES = 5
-COMPARED_SECONDS = 8.0  # per strategy; "off" is slow, and its figure settles early
+COMPARED_SECONDS = 5.0  # per strategy, and less to warm up; "off" is slow, and its figure settles early
+WARM_UP_SECONDS = 2.0
 
 
 class Task:
@@ -52,7 +54,7 @@ class Task:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Adds this model's own flags; ``parser.set_defaults`` changes the defaults of the shared ones."""
+        """Adds this model's own flags, and with ``parser.set_defaults`` changes the defaults of the shared ones."""
 
     @classmethod
     def data(cls, args: argparse.Namespace) -> tuple[list, list]:
@@ -82,7 +84,7 @@ class Task:
         return dy.esum([self.loss(instance) for instance in instances])
 
     def predict(self, instances: list) -> list:
-        """What the model says of each instance of a minibatch. Record all of them before the first value is read."""
+        """What the model says of each instance of a minibatch. Record them all, then read values: so they batch."""
         raise NotImplementedError
 
     def measure(self, instances: list, predictions: list) -> dict[str, float]:
@@ -113,24 +115,39 @@ def argument_parser(task_class: type[Task]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m models.{task_class.name}",
         description=(module.__doc__ or "").split("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     data = parser.add_argument_group("data and model")
     data.add_argument("--data", metavar="DIR", help="folder of the training and dev files; none: generated data")
     data.add_argument("--limit", type=positive, metavar="N", help=f"use the first N {task_class.unit} of each file")
-    data.add_argument("--hidden", type=positive, default=256, metavar="N", help="size of the hidden state")
+    data.add_argument(
+        "--hidden", type=positive, default=256, metavar="N", help="size of the hidden state (default: %(default)s)"
+    )
     train = parser.add_argument_group("training")
     epochs = f"epochs to train from here (default: {DEFAULT_EPOCHS}; 0 with --evaluate, --predict or --compare)"
     train.add_argument("--epochs", type=int, default=argparse.SUPPRESS, metavar="N", help=epochs)
-    train.add_argument("--batch-size", type=positive, default=64, metavar="N", help=f"{task_class.unit} a minibatch")
-    train.add_argument("--learning-rate", type=float, default=0.05, metavar="RATE", help="of the trainer")
-    train.add_argument("--seed", type=int, default=1, metavar="N", help="of initial values, order and dropout")
+    limit = "start no epoch that would not end within this time, if it takes as long as the longest so far"
+    train.add_argument("--time-limit", type=float, metavar="SECONDS", help=limit)
+    train.add_argument(
+        "--batch-size",
+        type=positive,
+        default=64,
+        metavar="N",
+        help=f"{task_class.unit} a minibatch (default: %(default)s)",
+    )
+    train.add_argument(
+        "--learning-rate", type=float, default=0.05, metavar="RATE", help="of the trainer (default: %(default)s)"
+    )
+    train.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="of initial values, order and dropout (default: %(default)s)"
+    )
     train.add_argument("--save", metavar="FILE", help="write the model and all that resuming needs, every epoch")
     train.add_argument("--load", metavar="FILE", help="continue from a saved file, with its flags unless given here")
     running = parser.add_argument_group("running")
-    running.add_argument("--autobatch", choices=STRATEGIES, default="agenda", help="the batching strategy")
-    running.add_argument("--device", choices=DEVICES, default="cpu", help="where to compute")
-    running.add_argument("--threads", type=positive, metavar="N", help="none: all cores")
+    running.add_argument(
+        "--autobatch", choices=STRATEGIES, default="agenda", help="the batching strategy (default: %(default)s)"
+    )
+    running.add_argument("--device", choices=DEVICES, default="cpu", help="where to compute (default: %(default)s)")
+    running.add_argument("--threads", type=positive, metavar="N", help="the most to use (default: all cores)")
     other = parser.add_argument_group("what else to do")
     other.add_argument("--evaluate", action="store_true", help="measure on the dev data, without training")
     other.add_argument("--predict", metavar="FILE", help="print what the model of --load says of each instance there")
@@ -138,7 +155,7 @@ def argument_parser(task_class: type[Task]) -> argparse.ArgumentParser:
     other.add_argument("--plot", metavar="FILE", help="write the loss curve as PNG, and draw it in the terminal")
     other.add_argument("--json", metavar="FILE", help="write the results")
     other.add_argument("--demo", action="store_true", help="a short training run, the comparison and the plot")
-    task_class.add_arguments(parser.add_argument_group(f"this model ({task_class.name})"))
+    task_class.add_arguments(parser)
     return parser
 
 
@@ -149,7 +166,7 @@ def positive(text: str) -> int:
     return value
 
 
-_NOT_SAVED = {"epochs", "save", "load", "autobatch", "device", "threads"} | {
+_NOT_SAVED = {"epochs", "time_limit", "save", "load", "autobatch", "device", "threads"} | {
     "evaluate", "predict", "compare", "plot", "json", "demo",
 }  # fmt: skip
 
@@ -195,7 +212,7 @@ class Throughput:
     batches: int = 0
     losses: list[float] = field(default_factory=list)  # per instance, of each minibatch
 
-    def add(self, instances: int, loss: float, plan: dy.Plan, seconds: float) -> None:
+    def add(self, instances: int, loss: float, plan: Plan, seconds: float) -> None:
         """Counts one more minibatch; ``loss`` is per instance."""
         self.instances += instances
         self.minibatches += 1
@@ -205,7 +222,7 @@ class Throughput:
         self.batches += plan.batches
         self.losses.append(loss)
 
-    def report(self, unit: str) -> dict[str, float | None]:
+    def report(self, unit: str) -> dict[str, Any]:
         """Rate, and nodes and batches a minibatch; None of each where there was no minibatch."""
         if not self.minibatches:
             return {f"{unit}_per_s": None, "nodes": None, "batches": None}
@@ -216,7 +233,7 @@ class Throughput:
         }
 
 
-def train_step(task: Task, trainer: dy.Trainer, batch: list) -> tuple[float, dy.Plan]:
+def train_step(task: Task, trainer: dy.Trainer, batch: list) -> tuple[float, Plan]:
     """One minibatch: record, run, differentiate, update. Returns the loss per instance and the forward plan."""
     dy.renew_cg()
     loss = task.batch_loss(batch) / len(batch)
@@ -270,7 +287,7 @@ def predict(task: Task, instances: list, batch_size: int, what: str) -> tuple[li
     return predictions, total
 
 
-def compare(task: Task, trainer: dy.Trainer, train: list, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def compare(task: Task, trainer: dy.Trainer, train: list, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Trains on the same few minibatches under every strategy, from the same parameters, which it leaves as they were.
 
     Returns, per strategy, ``<unit>_per_s`` of training steps, ``nodes`` and ``batches`` a minibatch, and ``loss``, the
@@ -282,7 +299,7 @@ def compare(task: Task, trainer: dy.Trainer, train: list, args: argparse.Namespa
         start = Path(folder) / "start.safetensors"
         dy.save_checkpoint(start, task.collection, trainer)
 
-        def timed(strategy: str, bar: tqdm) -> Throughput:
+        def timed(strategy: str, seconds: float, bar: tqdm) -> Throughput:
             dy.load_checkpoint(start, task.collection, trainer)
             total = Throughput()
             with dy.autobatch(strategy):
@@ -291,14 +308,14 @@ def compare(task: Task, trainer: dy.Trainer, train: list, args: argparse.Namespa
                     loss, plan = train_step(task, trainer, batch)
                     total.add(len(batch), loss, plan, time.perf_counter() - started)
                     bar.update()
-                    if total.seconds > COMPARED_SECONDS:
+                    if total.seconds > seconds:
                         break
             return total
 
         with tqdm(total=2 * len(STRATEGIES) * len(batches), desc="comparing strategies", leave=False) as bar:
             for strategy in STRATEGIES:
-                timed(strategy, bar)  # whatever is compiled or allocated at first use
-                found[strategy] = timed(strategy, bar)
+                timed(strategy, WARM_UP_SECONDS, bar)  # whatever is compiled or allocated at first use
+                found[strategy] = timed(strategy, COMPARED_SECONDS, bar)
         dy.load_checkpoint(start, task.collection, trainer)
     common = min(total.minibatches for total in found.values())
     return {
@@ -307,7 +324,7 @@ def compare(task: Task, trainer: dy.Trainer, train: list, args: argparse.Namespa
     }
 
 
-def comparison_table(rows: dict[str, dict[str, float]], unit: str) -> str:
+def comparison_table(rows: dict[str, dict[str, Any]], unit: str) -> str:
     """The result of `compare` as lines of text."""
     lines = [f"{'strategy':<10}{unit + '/s':>12}{'against off':>13}{'nodes':>10}{'batches':>10}{'loss':>12}"]
     base = rows["off"][f"{unit}_per_s"]
@@ -347,13 +364,19 @@ def run(task_class: type[Task], args: argparse.Namespace) -> dict[str, Any]:
     metadata = {"model": task.name, "vocabulary": vocabulary}
     metadata["flags"] = {name: value for name, value in vars(args).items() if name not in _NOT_SAVED}
     total = Throughput()
+    longest = 0.0
     for _ in range(args.epochs):
+        epoch_started = time.perf_counter()
+        if args.time_limit is not None and epoch_started - started + longest > args.time_limit:
+            print(f"no more epochs within {args.time_limit:g} s")
+            break
         state["epoch"] += 1
         state["train_loss"] = train_epoch(task, trainer, train, args, state["epoch"], total)
         predictions, _ = predict(task, dev, args.batch_size, "dev")
         state["history"].append(task.measure(dev, predictions))
         if args.save:
             dy.save_checkpoint(args.save, task.collection, trainer, metadata=metadata, state=state)
+        longest = max(longest, time.perf_counter() - epoch_started)
         figures = ", ".join(f"{name} {value:.4f}" for name, value in state["history"][-1].items())
         print(f"epoch {state['epoch']}: loss {state['train_loss']:.4f} per instance, {figures}")
 

@@ -1,4 +1,4 @@
-"""TreeLSTM for the sentiment of every phrase, or the value of every ListOps expression: `python -m models.treelstm`.
+"""TreeLSTM: the sentiment of every phrase of a sentence, or the value of every part of a ListOps expression.
 
 Kai Sheng Tai, Richard Socher, Christopher Manning: "Improved Semantic Representations From Tree-Structured Long
 Short-Term Memory Networks", ACL 2015; numbers in parentheses are its equations. The model is written for one tree, as
@@ -18,9 +18,12 @@ from dynbatch.errors import FileFormatError
 from models import training
 from models.trees import Tree, binarized, listops, read_trees
 
+State = tuple[dy.Expression, dy.Expression]
+"""The state (h, c) of a node: two vectors of size `hidden`."""
+
 
 class TreeLSTM:
-    """What both variants share: word vectors at the leaves, and a state of two vectors (h, c) of size `hidden`."""
+    """What both variants share: a word's vector, of size `hidden` too, is the input of a leaf."""
 
     def __init__(self, collection: dy.ParameterCollection, words: int, hidden: int) -> None:
         self.collection = collection
@@ -38,7 +41,7 @@ class TreeLSTM:
         return [self.collection.add_parameters(self.hidden, init=0, name="b" + gate) for gate in gates]
 
     @dy.cell
-    def leaf(self, word: int) -> tuple[dy.Expression, dy.Expression]:
+    def leaf(self, word: int) -> State:
         """The state of a leaf: that of an inner node without children, its input the word's vector."""
         x = dy.lookup(self.embeddings, word)
         i = dy.logistic(dy.affine_transform([self.b_i, self.W_i, x]))
@@ -59,7 +62,7 @@ class BinaryTreeLSTM(TreeLSTM):
         self.b_f, self.b_g = self.biases("fg")
 
     @dy.cell
-    def compose(self, h_l, c_l, h_r, c_r):
+    def compose(self, h_l: dy.Expression, c_l: dy.Expression, h_r: dy.Expression, c_r: dy.Expression) -> State:
         """The state of an inner node from those of its left and its right child."""
         i = dy.logistic(dy.affine_transform([self.b_i, self.L_i, h_l, self.R_i, h_r]))  # (9)
         f = dy.logistic(dy.affine_transform([self.b_f, self.L_f, h_l, self.R_f, h_r]))  # (10), what stays of c_l
@@ -70,7 +73,7 @@ class BinaryTreeLSTM(TreeLSTM):
         h = dy.cmult(o, dy.tanh(c))  # (14)
         return h, c
 
-    def inner(self, children: list) -> tuple[dy.Expression, dy.Expression]:
+    def inner(self, children: list[State]) -> State:
         """The state of an inner node from its children's states."""
         (h_l, c_l), (h_r, c_r) = children
         return self.compose(h_l, c_l, h_r, c_r)
@@ -85,7 +88,7 @@ class ChildSumTreeLSTM(TreeLSTM):
         (self.b_f,) = self.biases("f")
 
     @dy.cell
-    def compose(self, hs, cs):
+    def compose(self, hs: list[dy.Expression], cs: list[dy.Expression]) -> State:
         """The state of an inner node from the lists of its children's h and c."""
         h_sum = dy.esum(hs)  # (2)
         i = dy.logistic(dy.affine_transform([self.b_i, self.U_i, h_sum]))  # (3)
@@ -96,7 +99,7 @@ class ChildSumTreeLSTM(TreeLSTM):
         h = dy.cmult(o, dy.tanh(c))  # (8)
         return h, c
 
-    def inner(self, children: list) -> tuple[dy.Expression, dy.Expression]:
+    def inner(self, children: list[State]) -> State:
         """The state of an inner node from its children's states."""
         return self.compose([h for h, _ in children], [c for _, c in children])
 
@@ -108,12 +111,16 @@ class TreeClassifier(training.Task):
     unit = "trees"
     metric = "dev_accuracy"
     shape_flags = ("hidden", "cell")
-    demo: ClassVar = {"hidden": 64, "epochs": 8}
+    demo: ClassVar = {"hidden": 64, "epochs": 8, "time_limit": 75.0}
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--cell", choices=("binary", "childsum"), default="binary", help="which TreeLSTM")
-        parser.add_argument("--dropout", type=float, default=0.0, metavar="RATE", help="of h under the softmax")
+        parser.add_argument(
+            "--cell", choices=("binary", "childsum"), default="binary", help="which TreeLSTM (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--dropout", type=float, default=0.0, metavar="RATE", help="of h under the softmax (default: %(default)s)"
+        )
 
     @classmethod
     def data(cls, args: argparse.Namespace) -> tuple[list[Tree], list[Tree]]:
@@ -148,7 +155,7 @@ class TreeClassifier(training.Task):
     def encode(self, tree: Tree) -> list[dy.Expression]:
         """h of every node of the tree, in the order of `tree.nodes`: children first, the root last."""
         outputs = []
-        waiting = []  # states of the finished subtrees that wait for their parent
+        waiting: list[State] = []  # states of the finished subtrees that wait for their parent
         for node in tree.nodes:
             if node.word is not None:
                 state = self.encoder.leaf(self.word_ids.get(node.word, 0))
@@ -161,14 +168,14 @@ class TreeClassifier(training.Task):
         return outputs
 
     @dy.cell
-    def scores(self, h):
+    def scores(self, h: dy.Expression) -> dy.Expression:
         return dy.affine_transform([self.b_s, self.W_s, h])
 
     @dy.cell
-    def node_loss(self, h, label):
+    def node_loss(self, h: dy.Expression, label: int) -> dy.Expression:
         if self.dropout:
             h = dy.dropout(h, self.dropout)
-        return dy.pickneglogsoftmax(dy.affine_transform([self.b_s, self.W_s, h]), label)
+        return dy.pickneglogsoftmax(self.scores(h), label)
 
     def loss(self, tree: Tree) -> dy.Expression:
         nodes = zip(tree.nodes, self.encode(tree))
@@ -176,6 +183,7 @@ class TreeClassifier(training.Task):
 
     def predict(self, trees: list[Tree]) -> list[int]:
         roots = [self.scores(self.encode(tree)[-1]) for tree in trees]
+        dy.forward(roots)
         return [int(root.argmax_value()) for root in roots]
 
     def measure(self, trees: list[Tree], predictions: list[int]) -> dict[str, float]:

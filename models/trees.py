@@ -14,7 +14,7 @@ must be indented; this is what lets a missing ")" be found on its own line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -185,7 +185,7 @@ def binarized(tree: Tree) -> Tree:
     return finished[0]
 
 
-OPERATORS = {"MAX": max, "MIN": min, "SM": lambda a, b: (a + b) % 10}
+OPERATORS: dict[str, Callable[[int, int], int]] = {"MAX": max, "MIN": min, "SM": lambda a, b: (a + b) % 10}
 """The ListOps operators used here: those that are defined by what they make of two values (SM is the sum modulo 10)."""
 
 
@@ -209,7 +209,7 @@ def listops(count: int, seed: int = 0, depth: int = 4, binary: bool = True) -> l
     def expression(levels: int) -> Tree:
         name = list(OPERATORS)[random.integers(len(OPERATORS))]
         operands = [
-            expression(levels - 1) if levels > 1 and random.random() < 0.35 else _digit(random.integers(10))
+            expression(levels - 1) if levels > 1 and random.random() < 0.35 else _digit(int(random.integers(10)))
             for _ in range(random.integers(2, 5))
         ]
         children, value = [Tree(None, word=name)], None
@@ -228,4 +228,4 @@ def listops(count: int, seed: int = 0, depth: int = 4, binary: bool = True) -> l
 
 
 def _digit(value: int) -> Tree:
-    return Tree(int(value), word=str(value))
+    return Tree(value, word=str(value))

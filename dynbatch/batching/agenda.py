@@ -182,12 +182,14 @@ def agenda(pending: Pending) -> tuple[np.ndarray, np.ndarray]:
     nodes, count = pending.nodes, pending.nodes.size
     walk = (pending.stream, pending.layout, pending.pos)
     place = pending.place
-    place[nodes] = np.arange(count)
     edges = np.empty(_count_operands(*walk, nodes), np.int32)
     waiting, sig, level, link = (np.empty(count, np.int32) for _ in range(4))
     ptr = np.zeros(count + 1, np.int32)
-    _list_edges(*walk, pending.producer, place, nodes, pending.sig, pending.level, edges, waiting, ptr, sig, level)
-    place[nodes] = -1
+    try:
+        place[nodes] = np.arange(count)
+        _list_edges(*walk, pending.producer, place, nodes, pending.sig, pending.level, edges, waiting, ptr, sig, level)
+    finally:  # also when interrupted: the next plan counts on it
+        place[nodes] = -1
     np.cumsum(ptr, out=ptr)
     users = np.empty_like(edges)
     _list_users(edges, waiting, ptr[:-1].copy(), users)

@@ -18,10 +18,8 @@ from dynbatch.batching.plan import BatchReport, Plan, Tables
 from dynbatch.compiler.ir import ROW
 from dynbatch.config import config
 from dynbatch.cpu.code import GradientCode
-from dynbatch.cpu.gather import sum_edges
-from dynbatch.cpu.inputs import load_inputs
+from dynbatch.cpu.job import BackwardJob, Edges
 from dynbatch.cpu.pools import Pools
-from dynbatch.cpu.routine import Frame
 from dynbatch.cpu.tiers import is_hot
 from dynbatch.graph import state
 
@@ -49,7 +47,7 @@ class BackwardRun:
             args, lists = int(x.layout[s, passes.ARGS]), int(x.layout[s, passes.LISTS])
             flags = [bool(f) for f in wanted[s, : args + lists]]
             slots = tuple(bool(p.update) for p in pools.signature.binding)
-            self.codes[s] = pools.code.gradient(tuple(flags[:args]), slots, tuple(flags[args:]), not pools.kept)
+            self.codes[s] = pools.code.gradient(tuple(flags[:args]), slots, tuple(flags[args:]), not pools.kept, full)
 
     def _order(self, count: int) -> None:
         """Batches in the order of the forward pass; they run from the last to the first.
@@ -122,11 +120,12 @@ class BackwardRun:
             self.edge_location, self.ptr,
         )  # fmt: skip
         np.cumsum(self.ptr, out=self.ptr)
-        self.edges = np.empty(self.ptr[-1], np.int64)
+        edges = np.empty(self.ptr[-1], np.int64)
         fill = self.ptr[:-1].copy()
-        self.edges[fill[loss]] = x.words
+        edges[fill[loss]] = x.words
         fill[loss] += 1
-        reverse.list_edges(x.stream, x.layout, x.pos, self.order, self.edge_location, fill, self.edges)
+        reverse.list_edges(x.stream, x.layout, x.pos, self.order, self.edge_location, fill, edges)
+        self.edges = Edges(self.ptr, edges, self.edge_location)
         self.tables = Tables(x, self.order, self.starts, self.signatures)
         self.runs = np.empty(self.signatures.size, np.bool_)
         reverse.rows_are_runs(self.order, self.starts, x.row, self.runs)
@@ -147,23 +146,19 @@ class BackwardRun:
             pools, code = x.pools[s], self.codes[s]
             nodes = self.order[starts[b] : starts[b + 1]]
             routine = code.routine(is_hot(code.digest, nodes.size))
-            frame = Frame(routine, arena, nodes.size)
+            destination = {}
             for v in code.stored:
                 domain = code.program.values[v].domain
                 at = self.batch_row[b] if domain == ROW else self._element_start(s, b, domain)
-                frame.destination[v] = self.bases[s][v] + at * code.width(v)
-            load_inputs(frame, self.tables, b, pools.signature, x.data)
-            self._load_kept(frame, pools, nodes, bool(self.runs[b]))
-            for v, output in code.douts:
-                self._pull(frame, code, v, x.first[nodes] + output)
-            for step in routine.steps:
-                step(frame)
+                destination[v] = self.bases[s][v] + at * code.width(v)
+            job = self._job(self.tables, b, pools, nodes, bool(self.runs[b]), destination)
+            routine.run(job)
             plan.batch_reports.append(
                 BatchReport(
                     code.program.name,
                     nodes.size,
                     clock() - begin,
-                    frame.gathered * arena.itemsize,
+                    job.gathered * arena.itemsize,
                     routine.tier,
                     pools.shapes,
                 )
@@ -175,34 +170,18 @@ class BackwardRun:
         lists = [k for k, g in self.x.pools[s].signature.program.groups.items() if g == domain]
         return self.batch_element[b][lists[0]]
 
-    def _pull(self, frame: Frame, code: GradientCode, v: int, values: np.ndarray) -> None:
-        """The gradient of an output: the sum of what its consumers left on their edges."""
-        arena, width = self.x.arena, code.width(v)
-        start = frame.destination.get(v, -1)
-        pulled = (arena.mem, values, self.ptr, self.edges, self.edge_location, width)
-        if start < 0:
-            start = sum_edges(*pulled, -1)
-            if start < 0:
-                start = sum_edges(*pulled, arena.scratch(values.size * width))
-        else:
-            sum_edges(*pulled, start)
-        frame.location[v] = start
-
-    def _load_kept(self, frame: Frame, pools: Pools, nodes: np.ndarray, run: bool) -> None:
-        """What the forward pass kept: a view where the rows follow each other, else gathered when asked for."""
-        rows = self.x.row[nodes]
-        for v, value in frame.routine.kept_inputs:
-            segment = pools.find(int(rows[0]), int(rows[-1]) + 1) if run else None
-            if segment is not None:
-                frame.location[v] = segment.bases[value.index] + (int(rows[0]) - segment.first_row) * pools.code.width(
-                    value.index
-                )
-            else:
-                frame.index[v] = pools.locate(value.index, rows)
+    def _job(
+        self, tables: Tables, b: int, pools: Pools, nodes: np.ndarray, run: bool, destination: dict[int, int]
+    ) -> BackwardJob:
+        x = self.x
+        job = BackwardJob(x.arena, tables, b, pools.signature, nodes.size, x.data, destination)
+        job.pools, job.nodes_row, job.run = pools, x.row[nodes], run
+        job.first, job.edges = x.first[nodes], self.edges
+        return job
 
     def _finish(self) -> list[tuple[Any, Any]]:
         """Gradients of parameters: one product or sum over all rows of a signature."""
-        x, arena = self.x, self.x.arena
+        x = self.x
         trained = [s for s, code in self.codes.items() if code.slots]
         if not trained:
             return []
@@ -217,14 +196,14 @@ class BackwardRun:
         for b, s in enumerate(trained):
             pools, code = x.pools[s], self.codes[s]
             routine = code.routine(is_hot(code.digest, 0))
-            frame = Frame(routine, arena, self.rows[s])
-            load_inputs(frame, tables, b, pools.signature, x.data)
             nodes = order[starts[b] : starts[b + 1]]
-            rows = x.row[nodes]
-            self._load_kept(frame, pools, nodes, bool((np.diff(rows) == 1).all()))
+            job = self._job(tables, b, pools, nodes, bool((np.diff(x.row[nodes]) == 1).all()), {})
+            frame = routine.frame(job)
+            for v, value in enumerate(code.program.values):
+                if value.kind == "fwd" and value.domain == ROW:
+                    frame.location[v] = job.kept(value.index)
             for v in code.stored:
                 frame.location[v] = self.bases[s][v]
-                frame.arrays[v] = None
             for step in routine.final:
                 step(frame)
             for kind, slot, v in code.slots:
@@ -234,12 +213,15 @@ class BackwardRun:
         return found
 
     def gradient(self, vid: int, type: Any) -> np.ndarray:
-        """The sum over a value's edges, in the user's shape; zeros where the loss does not reach it."""
-        total = np.zeros(type.storage, self.x.dtype)
-        if vid < self.ptr.size - 1:
-            for e in self.edges[self.ptr[vid] : self.ptr[vid + 1]].tolist():
-                total += self.x.arena.view(int(self.edge_location[e]), type.storage)
-        return np.array(total.T, order="C")
+        """The gradient of a value after a full backward pass, in the user's shape; zeros where it is not reached."""
+        x = self.x
+        node = int(x.producer[vid])
+        if node >= self.needs.size or not self.needs[node]:
+            return np.zeros(type.shape, x.dtype)
+        s = int(x.sig[node])
+        v, column = self.codes[s].outputs[vid - int(x.first[node])]
+        start = self.bases[s][v] + int(self.place[node]) * self.codes[s].width(v) + column
+        return np.array(x.arena.view(start, type.storage).T, order="C")
 
 
 def _padded(mask: np.ndarray, size: int) -> np.ndarray:

@@ -20,12 +20,11 @@ from dynbatch.batching.off import off
 from dynbatch.batching.pending import Pending
 from dynbatch.batching.plan import BatchReport, Plan, Tables
 from dynbatch.config import config
-from dynbatch.cpu.inputs import load_inputs
+from dynbatch.cpu.job import Job
 from dynbatch.cpu.memory import Arena
 from dynbatch.cpu.pools import Pools
-from dynbatch.cpu.routine import Frame
 from dynbatch.cpu.tiers import is_hot
-from dynbatch.errors import BackwardError, ValidityError
+from dynbatch.errors import BackwardError
 from dynbatch.graph import Graph, state
 
 STRATEGIES = {"off": off, "depth": depth, "agenda": agenda}
@@ -240,22 +239,18 @@ class Execution:
             rows = starts[b + 1] - starts[b]
             # the NumPy tier sees every value, so that a check names the op
             routine = pools.code.routine(keep, not config.check_validity and is_hot(pools.code.digest, rows))
-            frame = Frame(routine, arena, rows)
             segment = pools.find(first_rows[b], first_rows[b] + rows)
             assert segment is not None
-            for v in routine.stored:
-                frame.destination[v] = segment.bases[v] + (first_rows[b] - segment.first_row) * pools.code.width(v)
-            load_inputs(frame, tables, b, pools.signature, self.data)
-            for step in routine.steps:
-                step(frame)
-            if config.check_validity:
-                self._check(frame, pools, b)
+            at = first_rows[b] - segment.first_row
+            destination = {v: segment.bases[v] + at * pools.code.width(v) for v in pools.code.stored[keep]}
+            job = Job(arena, tables, b, pools.signature, rows, self.data, destination)
+            routine.run(job)
             plan.batch_reports.append(
                 BatchReport(
                     routine.program.name,
                     rows,
                     clock() - begin,
-                    frame.gathered * arena.itemsize,
+                    job.gathered * arena.itemsize,
                     routine.tier,
                     pools.shapes,
                 )
@@ -264,20 +259,6 @@ class Execution:
         if config.debug:
             for report in plan.batch_reports:
                 print(f"dynbatch: {report}", file=sys.stderr)
-
-    def _check(self, frame: Frame, pools: Pools, b: int) -> None:
-        program = frame.routine.program
-        for v, value in enumerate(program.values):
-            if v in frame.routine.stored or value.op is not None:
-                found = frame.arrays[v]
-                if found is not None and found.dtype.kind == "f" and not np.isfinite(found).all():
-                    what = "NaN" if np.isnan(found).any() else "infinity"
-                    inside = f" in {program.name}" if value.op and value.op.name != program.name else ""
-                    name = value.op.name if value.op else program.name
-                    raise ValidityError(
-                        f"{what} computed by {name}{inside}, batch {b} of the plan ({frame.rows} rows, "
-                        f"output shapes {pools.shapes})"
-                    )
 
     def value(self, vid: int, type: Any) -> np.ndarray:
         """A copy of a computed value, in the user's shape."""

@@ -20,7 +20,12 @@ INPUTS = ("arg", "list", "int", "float", "data", "slot", "table", "ptr")
 
 
 def gradient(
-    program: Program, args: tuple[bool, ...], slots: tuple[bool, ...], lists: tuple[bool, ...], recompute: bool = False
+    program: Program,
+    args: tuple[bool, ...],
+    slots: tuple[bool, ...],
+    lists: tuple[bool, ...],
+    recompute: bool = False,
+    outputs: bool = False,
 ) -> Program:
     """The Program of the gradients that are wanted.
 
@@ -30,9 +35,10 @@ def gradient(
         slots: which parameters'.
         lists: which list arguments'.
         recompute: read no kept values; compute them again.
+        outputs: also the gradients of the outputs, with what reaches them by way of other outputs.
 
     Returns:
-        A Program whose results have the roles ``arg``, ``list``, ``slot`` and ``table``.
+        A Program whose results have the roles ``arg``, ``list``, ``slot``, ``table`` and ``output``.
     """
     wanted = {"arg": args, "list": lists, "slot": slots, "table": slots}
     b = _GradientBuilder(program, recompute)
@@ -48,10 +54,17 @@ def gradient(
             dout = b.input("dout", index, program.values[v].type, ROW)
             parts.setdefault(v, []).append(b.to_domain(dout, program.values[v]))
     results: list[tuple[str, int, int]] = []
+    if outputs:  # also of what depends on nothing that a gradient is wanted for
+        for index, v in enumerate(program.outputs):
+            if not active[v]:
+                results.append(("output", index, b.input("dout", index, program.values[v].type, ROW)))
     for v in range(len(program.values) - 1, -1, -1):
         value = program.values[v]
         if v not in parts or not active[v]:
             continue
+        if outputs and v in program.outputs:
+            total = b.total(parts[v])
+            results += [("output", index, total) for index, o in enumerate(program.outputs) if o == v]
         if value.op is None:
             dout = parts[v][0] if value.kind == "table" else b.total(parts[v])
             results += [(value.kind, value.index, d) for d in (parts[v] if value.kind == "table" else (dout,))]

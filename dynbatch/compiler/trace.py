@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dynbatch.compiler.ir import ROW, SHARED, Builder
 from dynbatch.errors import ShapeError
@@ -77,16 +78,23 @@ class Tracer(Builder):
 
     def literal_int(self, value: int) -> int:
         """An integer that the traced code wrote itself: payload that is the same at each call."""
-        self.tail.append(int(value))
-        return self.input("int", self.ints + len(self.tail) - 1, None, ROW)
+        if value not in self.tail:
+            self.tail.append(int(value))
+        return self.input("int", self.ints + self.tail.index(value), None, ROW)
 
-    def random_key(self) -> int:
-        """A random key, drawn anew at each call; several draws in one Program differ by their salt."""
-        for index, item in enumerate(self.tail):
-            if item is None:
-                return self.input("int", self.ints + index, None, ROW)
-        self.tail.append(None)
-        return self.input("int", self.ints + len(self.tail) - 1, None, ROW)
+    def random_key(self, like: int | None = None) -> int:
+        """A random key, drawn anew at each call; several draws in one Program differ by their salt.
+
+        Arguments:
+            like: a value that the draw is for; a list's elements each get a key.
+        """
+        from dynbatch.ops.random import element_key
+
+        if None not in self.tail:
+            self.tail.append(None)
+        key = self.input("int", self.ints + self.tail.index(None), None, ROW)
+        domain = ROW if like is None else self.values[like].domain
+        return self.emit(element_key, key, self.ptr(domain)) if domain > ROW else key
 
     def salt(self) -> int:
         """Distinguishes the draws of one Program."""
@@ -106,7 +114,7 @@ class Tracer(Builder):
         return self.emit(to_float, v, dtype=self.dtype)
 
     def signature(self, outputs: tuple[int, ...]) -> Signature:
-        """Finish: the interned Program with the binding found."""
+        """Finish: the interned signature of the interned Program with the binding found."""
         layout = (
             self.args,
             self.lists,
@@ -115,4 +123,13 @@ class Tracer(Builder):
             len(self.binding),
         )
         program = self.finish(outputs, name=self.name, layout=layout)
-        return Signature(program, tuple(self.binding), tuple(self.tail), tuple(self.bounds))
+        key = (program, tuple(id(p) for p in self.binding), tuple(self.tail), tuple(self.bounds))
+        found = _signatures.get(key)
+        if found is None:
+            found = Signature(program, tuple(self.binding), tuple(self.tail), tuple(self.bounds))
+            _signatures[key] = found
+        return found
+
+
+_signatures: WeakValueDictionary[Any, Signature] = WeakValueDictionary()
+"""Interned, so that two traces of the same thing batch; a signature keeps the parameters whose ids are in its key."""

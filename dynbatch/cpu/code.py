@@ -5,6 +5,7 @@ from __future__ import annotations
 from dynbatch.compiler.fuse_matmul import fuse_matmul
 from dynbatch.compiler.gradient import gradient
 from dynbatch.compiler.ir import ROW, SHARED, Program
+from dynbatch.cpu.emit import CompiledRoutine
 from dynbatch.cpu.routine import Routine, is_vector_concatenation, late_values
 from dynbatch.cpu.tiers import digest
 from dynbatch.ops.shape import pick_range, reshape
@@ -40,7 +41,10 @@ class ForwardCode:
         """How a batch runs: keeping intermediates or not, in either tier."""
         found = self._routines.get((keep, compiled))
         if found is None:
-            found = self._routines[keep, compiled] = Routine(self.program, frozenset(self.stored[keep]), compiled)
+            kind = CompiledRoutine if compiled else Routine
+            found = self._routines[keep, compiled] = kind(
+                self.program, frozenset(self.stored[keep]), self.program.groups
+            )
         return found
 
     def width(self, v: int) -> int:
@@ -50,16 +54,26 @@ class ForwardCode:
         return type.size
 
     def gradient_program(
-        self, args: tuple[bool, ...], slots: tuple[bool, ...], lists: tuple[bool, ...], recompute: bool
+        self,
+        args: tuple[bool, ...],
+        slots: tuple[bool, ...],
+        lists: tuple[bool, ...],
+        recompute: bool,
+        outputs: bool = False,
     ) -> Program:
         """See `dynbatch.compiler.gradient.gradient`."""
-        return gradient(self.program, args, slots, lists, recompute)
+        return gradient(self.program, args, slots, lists, recompute, outputs)
 
     def gradient(
-        self, args: tuple[bool, ...], slots: tuple[bool, ...], lists: tuple[bool, ...], recompute: bool
+        self,
+        args: tuple[bool, ...],
+        slots: tuple[bool, ...],
+        lists: tuple[bool, ...],
+        recompute: bool,
+        outputs: bool,
     ) -> GradientCode:
         """The lowered gradient for what is wanted."""
-        key = (args, slots, lists, recompute)
+        key = (args, slots, lists, recompute, outputs)
         found = self._gradients.get(key)
         if found is None:
             found = self._gradients[key] = GradientCode(self.gradient_program(*key), self)
@@ -72,6 +86,7 @@ class GradientCode:
     Attributes:
         results: for each argument (and list, numbered behind the arguments) whose gradient is computed: the stored
             value its rows lie in, and the column where they start.
+        outputs: the same for the gradients of outputs, where they were asked for.
         slots: ``(kind, slot, value)`` of parameter gradients.
     """
 
@@ -90,16 +105,19 @@ class GradientCode:
                 self.late_home[a] = home
             stored.add(home[0])
         self.results: dict[int, tuple[int, int]] = {}
+        self.outputs: dict[int, tuple[int, int]] = {}
         self.slots = [r for r in program.results if r[0] in ("slot", "table")]
         for role, index, v in program.results:
-            if role in ("arg", "list"):
-                place = index if role == "arg" else forward.program.layout[0] + index
+            if role in ("arg", "list", "output"):
                 base, column = _resolve(program, v)
                 stored.add(base)
-                self.results[place] = (base, column)
+                if role == "output":
+                    self.outputs[index] = (base, column)
+                else:
+                    place = index if role == "arg" else forward.program.layout[0] + index
+                    self.results[place] = (base, column)
         self.late_home = {a: home for a, home in self.late_home.items() if a not in stored}
         self.stored = tuple(sorted(stored))
-        self.douts = [(v, x.index) for v, x in enumerate(program.values) if x.kind == "dout"]
         self.digest = digest(repr(program))
         self._routines: dict[bool, Routine] = {}
 
@@ -108,8 +126,9 @@ class GradientCode:
         found = self._routines.get(compiled)
         if found is None:
             forward = self.forward.routine(True, compiled)
-            found = self._routines[compiled] = Routine(
-                self.program, frozenset(self.stored), compiled, forward, self.late_home
+            kind = CompiledRoutine if compiled else Routine
+            found = self._routines[compiled] = kind(
+                self.program, frozenset(self.stored), self.forward.program.groups, forward, self.late_home
             )
         return found
 

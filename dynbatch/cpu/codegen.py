@@ -143,10 +143,10 @@ class _Generator:
         for k, operand in enumerate(self.operands):
             at = ""
             if operand.kind == "affine":
-                at = f"p[{place}] + r * p[{place + 1}]"
+                at = f"p{place} + r * p{place + 1}"
                 place += 2
             elif operand.kind == "index":
-                at = f"x{k}[r] + p[{place}]"
+                at = f"x{k}[r] + p{place}"
                 place += 1
             if operand.kind == "column":
                 hoisted.append(f"a{k} = x{k}[r]")
@@ -157,16 +157,17 @@ class _Generator:
             else:
                 hoisted += [f"at = {at}", f"a{k} = mem[at : at + w]"]
         for v in self.outputs:
-            hoisted += [f"at = p[{place}] + r * p[{place + 1}]", f"t{self.place[v]} = mem[at : at + w]"]
+            hoisted += [f"at = p{place} + r * p{place + 1}", f"t{self.place[v]} = mem[at : at + w]"]
             place += 2
+        numbers = [f"p{i}" for i in range(place)]
         buffers = [v for v in self.region.members if v in self.materialized and v not in self.outputs]
         lines = [_HEADER]
-        lines += [f"{name} = np.{self.dtype}({text})\n" for text, name in self.constants.items()]
+        lines += [f'{name} = np.{self.dtype}("{text}")\n' for text, name in self.constants.items()]
         lines.append(
             '\n\n@njit(cache=True, nogil=True, error_model="numpy", boundscheck=False, '
             'fastmath={"contract", "reassoc", "arcp", "nsz", "afn"})\n'
         )
-        lines.append(f"def kernel({', '.join(['mem', 'lo', 'hi', 'w', 'p', *arguments])}):\n")
+        lines.append(f"def kernel({', '.join(['mem', 'lo', 'hi', 'w', *numbers, *arguments])}):\n")
         lines += [f"    t{self.place[v]} = np.empty(w, np.{self.dtype})\n" for v in buffers]
         lines.append("    for r in range(lo, hi):\n")
         lines += [f"        {line}\n" for line in hoisted]

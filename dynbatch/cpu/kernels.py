@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VERSION = "2"
+VERSION = "3"
 """Part of every kernel's hash: raise it when `dynbatch.cpu.special` changes."""
 
 _loaded: dict[str, Callable[..., Any]] = {}

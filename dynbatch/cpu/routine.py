@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, SHARED, Program, Value
-from dynbatch.cpu.codegen import generate, resolve
-from dynbatch.cpu.gather import gather
-from dynbatch.cpu.kernels import load_kernel
+from dynbatch.config import config
+from dynbatch.cpu.gather import gather, gather_from
+from dynbatch.cpu.job import Job
 from dynbatch.cpu.memory import Arena
-from dynbatch.ops.linear import matmul
+from dynbatch.errors import ValidityError
 from dynbatch.ops.shape import concatenate
-from dynbatch.types import Type
+from dynbatch.signature import Signature
 
 Step = Callable[["Frame"], None]
 
@@ -64,71 +63,25 @@ class Frame:
             type = value.type
             assert type is not None
             count = self.count(value.domain)
-            source, column = self.routine.home[v]
-            if source != v:
-                found = self._part(v, source, column, count, type)
+            inside = self.routine.late_home.get(v)
+            if inside is not None:  # part of a stored value, in the final steps
+                whole = self.array(inside[0]).reshape(count, -1)
+                found = whole[:, inside[1] : inside[1] + type.size].reshape(count, *type.storage)
             else:
                 if self.location[v] < 0:
                     self.location[v] = self.arena.scratch(count * type.size)
                     gather(self.arena.mem, self.index[v], type.size, self.location[v], type.size)
                     self.gathered += count * type.size
-                found = self._view(self.location[v], self.routine.stride[v], count, type)
+                found = self.arena.view(self.location[v], (count, *type.storage))
             self.arrays[v] = found
         return found
-
-    def locate(self, v: int) -> int:
-        """Where the rows of value ``v`` lie in the arena, at equal distances; they are brought there if need be."""
-        if self.location[v] < 0:
-            array = self.array(v)
-            if self.location[v] < 0:
-                type = self.routine.program.values[v].type
-                assert type is not None
-                start = self.arena.scratch(array.shape[0] * type.size)
-                copy = self.arrays[v] = self.arena.view(start, array.shape)
-                copy[...] = array
-                self.location[v] = start
-        return self.location[v]
-
-    def space(self, v: int) -> int:
-        """Where value ``v`` is to be written: its pool, its part of a concatenation, or scratch."""
-        if self.location[v] < 0:
-            owner, column = self.routine.part_of.get(v, (v, 0))
-            if owner != v:
-                self.location[v] = self.space(owner) + column
-            elif v in self.destination:
-                self.location[v] = self.destination[v]
-            else:
-                value = self.routine.program.values[v]
-                assert value.type is not None
-                self.location[v] = self.arena.scratch(self.count(value.domain) * value.type.size)
-        return self.location[v]
-
-    def _part(self, v: int, source: int, column: int, count: int, type: Type) -> np.ndarray:
-        """A slice of a vector, or a reshape, as a view of the value it is part of."""
-        if self.location[source] < 0:
-            array = self.array(source)
-            if self.location[source] < 0:
-                flat = array.reshape(array.shape[0], -1)[:, column : column + type.size]
-                return flat.reshape(array.shape[0], *type.storage)
-        return self._view(self.location[source] + column, self.routine.stride[source], count, type)
-
-    def _view(self, start: int, stride: int, count: int, type: Type) -> np.ndarray:
-        """``count`` rows at equal distances in the arena."""
-        if stride == type.size:
-            return self.arena.view(start, (count, *type.storage))
-        mem, item = self.arena.mem, self.arena.itemsize
-        strides = [item]
-        for n in type.storage[:0:-1]:
-            strides.insert(0, strides[0] * n)
-        return np.ndarray((count, *type.storage), mem.dtype, mem, start * item, (stride * item, *strides))
 
     def target(self, v: int) -> np.ndarray:
         """Where stored value ``v`` goes, as an array."""
         value = self.routine.program.values[v]
         assert value.type is not None
-        start = self.space(v)
-        stride = self.routine.stride[v]
-        result = self.arrays[v] = self._view(start, stride, self.count(value.domain), value.type)
+        result = self.arena.view(self.destination[v], (self.count(value.domain), *value.type.storage))
+        self.arrays[v] = result
         return result
 
 
@@ -176,99 +129,142 @@ def late_values(program: Program) -> frozenset[int]:
 
 
 class Routine:
-    """A lowered Program.
+    """A lowered Program in the NumPy tier: every instruction runs as its batched reference.
 
     Arguments:
         program: forward or gradient.
         stored: values whose rows are kept in pools, beyond the batch.
-        compiled: fuse elementwise regions into compiled kernels; else every instruction runs as its NumPy reference.
+        groups: for each list argument of the call, its segment domain.
         forward: for a gradient, the routine that computes the shared values it reads.
         late_home: what the final steps find inside of stored values: (the stored value, column).
 
     Attributes:
         shared, steps, final: see the module.
-        shared_values: what the shared steps compute.
-        home: for each value, the value in whose memory it lies and the column where (itself and zero for most).
-        stride: for each value, the distance of its rows where they lie in the arena.
-        part_of: vectors that are written right into a concatenation: (the concatenation, column).
+        late: values that the final steps compute.
+        shared_values: values that the shared steps compute.
     """
+
+    tier = "numpy"
 
     def __init__(
         self,
         program: Program,
         stored: frozenset[int],
-        compiled: bool,
+        groups: dict[int, int],
         forward: Routine | None = None,
         late_home: dict[int, tuple[int, int]] | None = None,
     ) -> None:
         self.program = program
         self.stored = stored
-        self.tier = "compiled" if compiled else "numpy"
+        self.groups = groups
+        self.late_home = late_home or {}
         values = program.values
-        self.stride = [v.type.size if v.type else 1 for v in values]
-        self.home = [(v, 0) for v in range(len(values))]
-        self.part_of: dict[int, tuple[int, int]] = {}
         self.shared: list[Step] = []
         self.steps: list[Step] = []
         self.final: list[Step] = []
-        late = late_values(program)
+        self.late = late_values(program)
         for v, value in enumerate(values):
             if value.op is None:
                 if v in stored and value.kind != "dout":
                     self.steps.append(_copy(v, value))
-            elif v in late:
+            elif v in self.late:
                 self.final.append(_run_op(v, value, False))
             elif value.domain == SHARED:
                 self.shared.append(_run_op(v, value, False))
                 if v in stored:
                     self.steps.append(_copy(v, value))
-            elif not compiled:
+            else:
                 self.steps.append(_run_op(v, value, v in stored))
-        late_home = late_home or {}
-        if compiled:
-            self._compile(late, late_home)
-        self.home = [late_home.get(v, home) for v, home in enumerate(self.home)]
-        self.shared_values = [v for v, x in enumerate(values) if x.op and x.domain == SHARED and v not in late]
-        self.inputs = [(v, x) for v, x in enumerate(values) if x.op is None and x.kind not in ("fwd", "dout")]
-        self.kept_inputs = [(v, x) for v, x in enumerate(values) if x.kind == "fwd" and x.domain != SHARED]
+        self.shared_values = [v for v, x in enumerate(values) if x.op and x.domain == SHARED and v not in self.late]
         shared_inputs = [(v, x.index) for v, x in enumerate(values) if x.kind == "fwd" and x.domain == SHARED]
         self.forward_shared = (forward, shared_inputs) if forward and shared_inputs else None
 
-    def _compile(self, late: frozenset[int], late_home: dict[int, tuple[int, int]]) -> None:
-        """Steps with one kernel for each fused region, and slices and concatenations that copy nothing."""
-        program, values = self.program, self.program.values
-        skip = late | {v for v, x in enumerate(values) if x.op is not None and x.domain == SHARED}
-        schedule = fuse_elementwise(program, skip, self.stored)
-        written = {v for item in schedule if isinstance(item, Region) for v in item.outside}
-        aliases = set()
-        for v, value in enumerate(values):
-            if v in skip or value.op is None:
-                continue
-            if v not in self.stored:
-                self.home[v] = resolve(program, v)
-                if self.home[v][0] != v:
-                    aliases.add(v)
-            if is_vector_concatenation(program, v):
-                column = 0
-                for a in value.args:
-                    type = values[a].type
-                    assert type is not None
-                    in_place = (a in written or values[a].op is matmul) and a not in self.stored
-                    elsewhere = late_home.get(a, (v, column)) != (v, column)
-                    if in_place and not elsewhere and a not in self.part_of and values[a].domain == value.domain:
-                        self.part_of[a] = (v, column)
-                        self.stride[a] = value.type.size  # type: ignore[union-attr]
-                    column += type.size
-        for item in schedule:
-            if isinstance(item, Region):
-                self.steps.append(_run_kernel(self, item))
-            elif item in aliases:
-                continue
-            elif is_vector_concatenation(program, item):
-                self.steps.append(_run_concatenation(self, item))
-            else:
-                needed = item in self.stored or item in self.part_of
-                self.steps.append(_run_op(item, values[item], needed))
+    def run(self, job: Job) -> None:
+        """Run one batch."""
+        frame = self.frame(job)
+        for v, value in enumerate(self.program.values):
+            if value.kind == "fwd" and value.domain != SHARED:
+                frame.location[v] = job.kept(value.index)
+            elif value.kind == "dout":
+                assert value.type is not None
+                frame.location[v] = job.pull(v, value.index, value.type.size)
+        for step in self.steps:
+            step(frame)
+        if config.check_validity:
+            check_finite(frame, job.b)
+        job.gathered += frame.gathered
+
+    def frame(self, job: Job) -> Frame:
+        """A frame with the job's operands, payload and parameters."""
+        frame = Frame(self, job.arena, job.rows)
+        frame.destination = job.destination
+        tables, b = job.tables, job.b
+        for v, value in enumerate(self.program.values):
+            kind, index = value.kind, value.index
+            if kind == "arg":
+                where, run = tables.arg_column(b, index)
+                if run:
+                    frame.location[v] = int(where[0])
+                frame.index[v] = where
+            elif kind == "list":
+                _, where, run = tables.list_segments(b, index)
+                frame.elements[value.domain] = where.size
+                if run and where.size:
+                    frame.location[v] = int(where[0])
+                frame.index[v] = where
+            elif kind == "ptr":
+                which = next(k for k, g in self.groups.items() if g == index)
+                frame.arrays[v], where, _ = tables.list_segments(b, which)
+                frame.elements[index] = where.size
+            elif kind == "int":
+                frame.arrays[v] = tables.int_column(b, index)
+            elif kind == "float":
+                frame.arrays[v] = tables.float_column(b, index).astype(job.arena.mem.dtype)[:, None]
+            elif kind == "data":
+                assert value.type is not None
+                start = job.arena.scratch(job.rows * value.type.size)
+                gather_from(job.data, tables.int_column(b, index), value.type.size, job.arena.mem, start)
+                frame.location[v] = start
+        for v, array in self.shared_arrays(job.signature, job.arena).items():
+            frame.arrays[v] = array
+        return frame
+
+    def shared_arrays(self, signature: Signature, arena: Arena) -> dict[int, Any]:
+        """Parameters, and what depends on them alone, which is computed once a version."""
+        version = signature.version()
+        known = signature.cache.get(self)
+        if known is None or known[0] != version:
+            frame = Frame(self, arena, 1)
+            for v, value in enumerate(self.program.values):
+                if value.kind == "slot":
+                    frame.arrays[v] = signature.binding[value.index].data[None]
+                elif value.kind == "table":
+                    frame.arrays[v] = signature.binding[value.index].data
+            if self.forward_shared:
+                forward, inputs = self.forward_shared
+                source = forward.shared_arrays(signature, arena)
+                for v, index in inputs:
+                    frame.arrays[v] = source[index]
+            for step in self.shared:
+                step(frame)
+            found = {v: array for v, array in enumerate(frame.arrays) if array is not None}
+            known = signature.cache[self] = (version, found)
+        return known[1]
+
+
+def check_finite(frame: Frame, b: int) -> None:
+    """Raise `ValidityError` for the first value of a batch that has a NaN or an infinity."""
+    program = frame.routine.program
+    for v, value in enumerate(program.values):
+        if value.op is None or value.domain == SHARED:
+            continue
+        found = frame.array(v)
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            what = "NaN" if np.isnan(found).any() else "infinity"
+            inside = f" in {program.name}" if value.op.name != program.name else ""
+            raise ValidityError(
+                f"{what} computed by {value.op.name}{inside}, batch {b} of the plan ({frame.rows} rows)"
+            )
 
 
 def is_vector_concatenation(program: Program, v: int) -> bool:
@@ -277,59 +273,3 @@ def is_vector_concatenation(program: Program, v: int) -> bool:
     if value.op is not concatenate or value.domain == SHARED or dict(value.attrs)["dim"] != 0:
         return False
     return len(value.type.shape) == 1  # type: ignore[union-attr]
-
-
-def _run_concatenation(routine: Routine, v: int) -> Step:
-    """The step that brings together the parts of a concatenation that were not written in place."""
-    program = routine.program
-    width = program.values[v].type.size  # type: ignore[union-attr]
-    parts, column = [], 0
-    for a in program.values[v].args:
-        size = program.values[a].type.size  # type: ignore[union-attr]
-        if routine.part_of.get(a) != (v, column):
-            source, inner = resolve(program, a)
-            parts.append((a, column, size, source, inner, program.values[source].kind in ("arg", "list")))
-        column += size
-
-    def step(f: Frame) -> None:
-        start = f.space(v)
-        for a, at, size, source, inner, scattered in parts:
-            if scattered:
-                index = f.index[source]
-                gather(f.arena.mem, index + inner if inner else index, size, start + at, width)
-                f.gathered += index.size * size
-            else:
-                array = f.array(a)
-                count = f.count(program.values[v].domain)
-                target = f._view(start + at, width, count, program.values[a].type)  # type: ignore[arg-type]
-                target[...] = array
-
-    return step
-
-
-def _run_kernel(routine: Routine, region: Region) -> Step:
-    """The step that runs one fused region."""
-    program = routine.program
-    dtype = program.values[region.members[0]].type.dtype.name  # type: ignore[union-attr]
-    source = generate(program, region, dtype)
-    operands, outputs, size, domain = source.operands, source.outputs, region.size, region.domain
-    kernel: list[Any] = []
-
-    def step(f: Frame) -> None:
-        if not kernel:
-            kernel.append(load_kernel(source.text))
-        numbers: list[int] = []
-        arrays: list[Any] = []
-        for value, column, kind, _ in operands:
-            if kind == "affine":
-                numbers += (f.locate(value) + column, routine.stride[value])
-            elif kind == "index":
-                numbers.append(column)
-                arrays.append(f.index[value])
-            else:
-                arrays.append(f.arrays[value].reshape(-1))
-        for v in outputs:
-            numbers += (f.space(v), routine.stride[v])
-        kernel[0](f.arena.mem, 0, f.count(domain), size, np.array(numbers, np.int64), *arrays)
-
-    return step

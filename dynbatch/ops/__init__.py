@@ -534,7 +534,7 @@ _logsumexp = Op("logsumexp", lambda t, x, ptr: t.emit(segment.segment_logsumexp,
 
 def _reduce_list(op: Op, exprs: Iterable[Any]) -> Expression:
     """One node over a list of any length; its elements are a segment of the batch."""
-    operands = list(exprs)
+    operands = [e for e in exprs]  # noqa: C416  list() would ask a ragged list for its length
     if not operands:
         raise ShapeError(f"{user_line()}: {op.name}: the list is empty")
     if state.tracer is not None:
@@ -905,8 +905,8 @@ def _emit_layer_norm(t: Tracer, x: int, gain: int, bias: int) -> int:
     return t.emit(ew.add, t.emit(ew.cmult, normalized, gain), bias)
 
 
-def _draw(primitive: Any, t: Tracer, dims: tuple[int, ...]) -> int:
-    return t.emit(primitive, t.random_key(), shape=dims, salt=t.salt(), dtype=t.dtype)
+def _draw(primitive: Any, t: Tracer, dims: tuple[int, ...], like: int | None = None) -> int:
+    return t.emit(primitive, t.random_key(like), shape=dims, salt=t.salt(), dtype=t.dtype)
 
 
 def _emit_affine_draw(primitive: Any, t: Tracer, low: int, scale: int, dims: tuple[int, ...]) -> int:
@@ -915,7 +915,7 @@ def _emit_affine_draw(primitive: Any, t: Tracer, low: int, scale: int, dims: tup
 
 def _emit_dropout(t: Tracer, x: int, rate: int) -> int:
     kept = t.emit(ew.subtract, t.constant(1.0), rate)
-    mask = t.emit(ew.less, _draw(random.uniform, t, t.type(x).shape), kept)
+    mask = t.emit(ew.less, _draw(random.uniform, t, t.type(x).shape, x), kept)
     return t.emit(ew.cmult, x, t.emit(ew.cdiv, mask, kept))
 
 
@@ -935,7 +935,7 @@ _random_gumbel = Op("random_gumbel", _emit_gumbel)
 _dropout = Op("dropout", _emit_dropout)
 _noise = Op(
     "noise",
-    lambda t, x, s: t.emit(ew.add, x, t.emit(ew.cmult, _draw(random.normal, t, t.type(x).shape), s)),
+    lambda t, x, s: t.emit(ew.add, x, t.emit(ew.cmult, _draw(random.normal, t, t.type(x).shape, x), s)),
 )
 
 

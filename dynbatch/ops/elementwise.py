@@ -22,6 +22,18 @@ power = Elementwise(
 )
 bmax = Elementwise("bmax", "where(x > y, x, y)", "where(x > y, dy, 0.0)", "where(x > y, 0.0, dy)")
 bmin = Elementwise("bmin", "where(x < y, x, y)", "where(x < y, dy, 0.0)", "where(x < y, 0.0, dy)")
+emax = Elementwise(  # unlike bmax it keeps NaN, and the gradient goes to the first of equal operands
+    "emax",
+    "where(x >= y, x, where(y > x, y, x + y))",
+    "where(x >= y, dy, 0.0)",
+    "where(y > x, dy, 0.0)",
+)
+logaddexp = Elementwise(
+    "logsumexp",
+    "where(x > y, x, y) + where(x == y, 0.6931471805599453, log1p(exp(-abs(x - y))))",  # equal infinities, too
+    "dy * where(x == out, 1.0, exp(x - out))",
+    "dy * where(y == out, 1.0, exp(y - out))",
+)
 
 negate = Elementwise("negate", "-x", "-dy")
 exp = Elementwise("exp", "exp(x)", "dy * out")

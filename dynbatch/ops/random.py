@@ -12,6 +12,7 @@ from dynbatch.ops.primitive import Array, Primitive
 from dynbatch.types import Type, type_of
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ELEMENT = np.uint64(0xD1B54A32D192ED03)  # another odd constant, so that elements and draws do not meet
 
 
 def _mix(x: Array) -> Array:
@@ -59,5 +60,23 @@ class Normal(Primitive):
         return (radius * np.cos(2 * np.pi * u[:, t.size :])).astype(dtype).reshape(-1, *t.storage)
 
 
+class ElementKey(Primitive):
+    """A key for each element of a node's list, from the node's key."""
+
+    name = "element_key"
+    expands = True
+
+    def infer(self, key: None, ptr: None) -> None:
+        return None
+
+    def numpy(self, key: Array, ptr: Array) -> Array:  # type: ignore[override]
+        lengths = np.diff(ptr)
+        place = np.arange(1, ptr[-1] + 1) - np.repeat(ptr[:-1], lengths)
+        with np.errstate(over="ignore"):
+            mixed = _mix(np.repeat(key.view(np.uint64), lengths) + place.astype(np.uint64) * _ELEMENT)
+        return mixed.view(np.int64)
+
+
+element_key = ElementKey()
 uniform = Uniform()
 normal = Normal()

@@ -245,7 +245,7 @@ def append_tail(graph: Graph, signature: Signature) -> None:
 def as_operand(x: Any) -> Any:
     """``x`` where it is an operand; raises TypeError for anything else."""
     if isinstance(x, Operand):
-        if state.tracer is None and type(x) is Expression:
+        if state.tracer is None and isinstance(x, Expression):
             check_live(x)
         return x
     raise TypeError(f"{user_line()}: expected an Expression or a parameter, not {type(x).__name__}")

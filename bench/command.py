@@ -1,0 +1,146 @@
+"""The command line: ``python -m bench``. Without flags it is a version of about five minutes.
+
+``--json`` writes ``{"machine": ..., "arguments": [...], "missing": {...}, "faults": [...], "rows": [...]}``: the rows
+as `bench.measure.row` describes them, ``missing`` the systems that are not installed, and ``faults`` what went wrong.
+It is written after every configuration, so that an interrupted run keeps what it has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench import machine, models, report
+from bench.measure import Configuration, WorkerFault, measure, peak
+from bench.systems import SYSTEMS
+from dynbatch.errors import FileFormatError
+
+PEERS = sorted({system.library for system in SYSTEMS.values() if system.peer})
+STRATEGIES = ("agenda", "depth", "off")
+BUSY = 0.3  # of the cores; with as many other processes the figures are of no use
+
+
+def parser() -> argparse.ArgumentParser:
+    """Its defaults are the five-minute version."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Compares dynbatch with DyNet and PyTorch.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    known, modes = models.names(), ("infer", "train")
+    parser.add_argument("--models", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument("--hidden", nargs="+", type=positive, default=[64, 256], metavar="N", help="hidden sizes")
+    parser.add_argument("--batch", nargs="+", type=positive, default=[64], metavar="N", help="minibatch sizes")
+    parser.add_argument("--mode", nargs="+", choices=modes, default=list(modes), help="forward only, or training steps")
+    parser.add_argument("--against", nargs="*", choices=PEERS, default=PEERS, metavar="PEER", help=", ".join(PEERS))
+    parser.add_argument(
+        "--threads", nargs="+", type=positive, default=[machine.cores()], metavar="N", help="numbers of threads"
+    )
+    parser.add_argument(
+        "--strategies",
+        nargs="+",
+        choices=(*STRATEGIES, "all"),
+        default=["agenda", "depth"],
+        help="of dynbatch and DyNet",
+    )
+    parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="timed minibatches of each row")
+    parser.add_argument("--data", metavar="DIR", help="folder of training data; none: generated data")
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument("--report", metavar="DIR", help="write a Markdown report with plots")
+    return parser
+
+
+def positive(text: str) -> int:
+    """An argument that must be an integer from 1 on."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def chosen_systems(module: Any, against: list[str], strategies: list[str]) -> list[tuple[str, str | None]]:
+    """(system, strategy) of every row: dynbatch's systems, and those of the peers, that the model has."""
+    return [
+        (name, strategy)
+        for name, system in SYSTEMS.items()
+        if name in module.PROGRAMS and (not system.peer or system.library in against)
+        for strategy in system.strategies
+        if strategy is None or strategy in strategies or "all" in strategies
+    ]
+
+
+def write_json(path: str | None, found: dict[str, Any]) -> None:
+    """As a whole: an interruption leaves the file as it was before."""
+    if path is not None:
+        new = Path(path).with_name(Path(path).name + ".new")
+        new.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, path)
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """Measure what the flags say; prints tables and returns what ``--json`` writes."""
+    flags = parser()
+    args = flags.parse_args(arguments)
+    if args.json and not Path(args.json).absolute().parent.is_dir():
+        flags.error(f"there is no folder to write {args.json} to")
+    found: dict[str, Any] = {
+        "machine": machine.description(),
+        "arguments": arguments,
+        "missing": {},
+        "faults": [],
+        "rows": [],
+    }
+    if (busy := found["machine"]["load"]) and busy > BUSY * machine.cores():
+        print(f"bench: other processes keep this machine busy (load {busy:.1f}): do not trust times", file=sys.stderr)
+    peaks = {threads: peak(threads) for threads in args.threads}
+    found["machine"]["blas_peak_gflops"] = peaks
+    for name in args.models:
+        module = models.find(name)
+        instances, sizes = module.load(args.data)
+        if len(instances) < max(args.batch):
+            flags.error(f"{name} has {len(instances)} {module.UNIT}, too few for a minibatch of {max(args.batch)}")
+        systems = chosen_systems(module, args.against, args.strategies)
+        for mode, batch, threads, hidden in itertools.product(args.mode, args.batch, args.threads, args.hidden):
+            configuration = Configuration(name, hidden, batch, mode, threads)
+            present = [(system, strategy) for system, strategy in systems if system not in found["missing"]]
+            with tqdm(total=args.repeats, desc=str(configuration), unit="round", leave=False, disable=None) as bar:
+
+                def progress(what: str, bar: tqdm = bar) -> None:
+                    bar.set_postfix_str(what, refresh=True)
+                    bar.update(what == "timing")
+
+                new = measure(configuration, present, instances, sizes, args.repeats, peaks[threads], progress)
+            for system, reason in new.missing.items():
+                print(f"{system}: missing ({reason})\n")
+            for fault in new.faults:
+                print(f"FAULT: {fault}\n", file=sys.stderr)
+            found["rows"] += new.rows
+            found["missing"] |= new.missing
+            found["faults"] += new.faults
+            write_json(args.json, found)
+            if new.rows:
+                print(f"{configuration} (ms)\n{report.text(report.COLUMNS, report.cells(new.rows))}\n")
+    if lines := report.headline(found["rows"]):
+        print(f"ms a minibatch, the best strategy of each\n{report.text(report.HEADLINE, lines)}")
+    if args.report and found["rows"]:
+        print("\nwritten: " + ", ".join(map(str, report.save(args.report, found))))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 1 if a system failed or its losses differed. A missing peer is no failure."""
+    try:
+        found = run(sys.argv[1:] if arguments is None else arguments)
+    except (OSError, WorkerFault, FileFormatError) as error:
+        print(f"bench: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted; the file of --json has what was measured", file=sys.stderr)
+        return 130
+    return 1 if found["faults"] else 0

@@ -1,0 +1,114 @@
+"""One batch to run: where its operands, payload and kept values are, and where its results go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dynbatch.cpu.gather import gather, sum_edges
+from dynbatch.cpu.memory import Arena
+from dynbatch.signature import Signature
+
+if TYPE_CHECKING:
+    from dynbatch.batching.plan import Tables
+    from dynbatch.cpu.pools import Pools
+
+
+class Job:
+    """A batch of a forward plan.
+
+    Attributes:
+        arena: where values lie.
+        tables, b: index tables of the plan, and which batch of it this is.
+        signature: whose nodes the batch holds.
+        rows: how many.
+        data: values given by the user.
+        destination: where the rows of each stored value go.
+        gathered: elements copied to bring operands together, counted by who copies.
+    """
+
+    __slots__ = ("arena", "b", "data", "destination", "gathered", "rows", "signature", "tables")
+
+    def __init__(
+        self,
+        arena: Arena,
+        tables: Tables,
+        b: int,
+        signature: Signature,
+        rows: int,
+        data: np.ndarray,
+        destination: dict[int, int],
+    ) -> None:
+        self.arena = arena
+        self.tables = tables
+        self.b = b
+        self.signature = signature
+        self.rows = rows
+        self.data = data
+        self.destination = destination
+        self.gathered = 0
+
+    def kept(self, v: int) -> int:
+        """Location of forward value ``v`` of these rows, which follow each other (gradients only)."""
+        raise NotImplementedError
+
+    def pull(self, v: int, output: int, width: int) -> int:
+        """Location of the gradient of an output, for gradient value ``v`` (gradients only)."""
+        raise NotImplementedError
+
+
+class Edges:
+    """Where consumers leave gradients: the stream positions of each value's uses, and a location for each position."""
+
+    __slots__ = ("edges", "location", "ptr")
+
+    def __init__(self, ptr: np.ndarray, edges: np.ndarray, location: np.ndarray) -> None:
+        self.ptr = ptr
+        self.edges = edges
+        self.location = location
+
+
+class BackwardJob(Job):
+    """A batch of a backward plan.
+
+    Attributes:
+        pools: where the forward values are.
+        nodes_row: each node's row there.
+        run: whether the rows follow each other.
+        first: id of each node's first output.
+        edges: see `Edges`.
+    """
+
+    __slots__ = ("edges", "first", "nodes_row", "pools", "run")
+
+    pools: Pools
+    nodes_row: np.ndarray
+    run: bool
+    first: np.ndarray
+    edges: Edges
+
+    def kept(self, v: int) -> int:
+        """A place in the pool where the rows follow each other there, else a gathered copy."""
+        width = self.pools.code.width(v)
+        if self.run:
+            start = int(self.nodes_row[0])
+            segment = self.pools.find(start, start + self.rows)
+            if segment is not None:
+                return segment.bases[v] + (start - segment.first_row) * width
+        location = self.arena.scratch(self.rows * width)
+        gather(self.arena.mem, self.pools.locate(v, self.nodes_row), width, location, width)
+        self.gathered += self.rows * width
+        return location
+
+    def pull(self, v: int, output: int, width: int) -> int:
+        """The sum of what the output's consumers left on their edges; one edge each, in a run, is not copied."""
+        e, mem = self.edges, self.arena.mem
+        values = self.first + output if output else self.first
+        start = self.destination.get(v, -1)
+        if start < 0:
+            start = sum_edges(mem, values, e.ptr, e.edges, e.location, width, -1)
+            if start >= 0:
+                return start
+            start = self.arena.scratch(self.rows * width)
+        return sum_edges(mem, values, e.ptr, e.edges, e.location, width, start)

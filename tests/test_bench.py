@@ -1,0 +1,225 @@
+"""The benchmark: its rows and tables, and that a difference, a failure or a missing peer is told. Nothing is timed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from bench import command, measure, report
+from bench.measure import Configuration, Missing, WorkerFault
+from bench.models import treelstm
+from bench.systems import SYSTEMS, Dynbatch, MissingPeer, Torch
+from bench.worker import Job, Minibatches, Session
+
+KEYS = {
+    "model", "hidden", "batch", "mode", "threads", "system", "strategy", "blas", "replay", "nodes", "batches",
+    "bytes_gathered", "record_ms", "schedule_ms", "run_ms", "backward_ms", "update_ms", "total_ms", "min_ms", "max_ms",
+    "first_ms", "repeats", "peak_mib", "gflops", "blas_share",
+}  # fmt: skip
+TREES = [((1, 2), 0), (((3, 1), 2), 1), ((4, (1, (2, 2))), 2), (5, 0), (((1, 2), (3, 4)), 1)]
+SIZES = {"words": 6, "classes": 3}
+SMALL = Configuration("treelstm", 8, 2, "infer", 1)
+
+
+def session(system: str, strategy: str | None = None, mode: str = "train") -> Session:
+    return Session(Job("treelstm", system, strategy, 8, 5, mode, TREES, SIZES))
+
+
+def test_a_tiny_run_yields_rows_with_all_keys(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measure, "WARM_UP_SECONDS", 0.0)
+    path = tmp_path / "bench.json"
+    flags = "--models treelstm --hidden 8 --batch 2 --mode infer train --against --threads 1 --strategies depth"
+    status = command.main([*flags.split(), "--repeats", "2", "--json", str(path), "--report", str(tmp_path / "report")])
+    assert status == 0, capsys.readouterr().err
+    found = json.loads(path.read_text())
+    assert found["missing"] == {} and found["faults"] == []
+    assert found["machine"]["blas_peak_gflops"]["1"] > 0
+    seen = {(row["system"], row["mode"]) for row in found["rows"]}
+    assert seen == {(name, mode) for name in ("dynbatch", "dynbatch-plain") for mode in ("infer", "train")}
+    for row in found["rows"]:
+        assert set(row) == KEYS
+        trains = row["mode"] == "train"
+        assert (row["backward_ms"] is not None) == trains == (row["update_ms"] is not None)
+        assert 0 < row["min_ms"] <= row["total_ms"] <= row["max_ms"]
+        assert row["nodes"] > row["batches"] > 0 and row["peak_mib"] > 10 and row["repeats"] == 2
+    text = (tmp_path / "report" / "bench.md").read_text()
+    assert "### treelstm, train, hidden 8, batch 2, 1 thread" in text and "treelstm.png" in text
+    assert (tmp_path / "report" / "treelstm.png").read_bytes().startswith(b"\x89PNG")
+    assert "dynbatch-plain" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("system", [name for name, system in SYSTEMS.items() if system is Torch])
+def test_pytorch_gives_the_losses_of_dynbatch(system):
+    pytest.importorskip("torch")
+    right, _ = session("dynbatch", "agenda").compare()
+    losses, _ = session(system).compare()
+    np.testing.assert_allclose(losses, right, rtol=1e-5)
+    assert losses[0] != losses[1]  # an update in between
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dynet") is None, reason="DyNet is not installed")
+def test_dynet_gives_the_losses_of_dynbatch():
+    worker = measure.Worker("dynet", 1)  # in a process of its own: its import changes how floats are rounded
+    worker.send(Job("treelstm", "dynet", "agenda", 8, 5, "train", TREES, SIZES))
+    worker.receive()
+    losses, _ = worker.ask("compare")
+    worker.close()
+    np.testing.assert_allclose(losses, session("dynbatch", "agenda").compare()[0], rtol=1e-5)
+
+
+def test_comparing_puts_the_weights_back():
+    trained = session("dynbatch", "agenda")
+    assert trained.compare()[0] == trained.compare()[0]
+
+
+def test_minibatches_are_the_same_everywhere_and_reshuffled_for_every_pass():
+    def numbers(k):
+        return Minibatches(list(range(10)), 5)[k]
+
+    assert numbers(0) == numbers(0)
+    assert sorted(numbers(0) + numbers(1)) == sorted(numbers(2) + numbers(3)) == list(range(10))
+    assert numbers(0) + numbers(1) != numbers(2) + numbers(3)
+    with pytest.raises(ValueError, match="do not fill"):
+        Minibatches([1, 2], 3)
+
+
+def test_flops_count_the_products():
+    assert treelstm.flops(((1, 2), 0), 10, SIZES) == 2 * (2 * 3 * 100 + 10 * 100 + 3 * 10)
+    assert treelstm.flops((1, 0), 10, SIZES) == 2 * (3 * 100 + 3 * 10)
+
+
+def test_data_in_brackets(tmp_path):
+    (tmp_path / "train.txt").write_text("(3 (2 It) (4 (2 is) (4 lovely)))\n(1 (2 It) (1 hurts))\n")
+    instances, sizes = treelstm.load(str(tmp_path))
+    assert instances == [((1, (2, 3)), 3), ((1, 4), 1)]
+    assert sizes == {"words": 5, "classes": 4}
+
+
+def test_every_system_is_chosen_with_the_strategies_asked_for():
+    assert command.chosen_systems(treelstm, [], ["depth"]) == [("dynbatch", "depth"), ("dynbatch-plain", "depth")]
+    everything = command.chosen_systems(treelstm, ["dynet", "torch"], ["all"])
+    assert {name for name, _ in everything} == set(SYSTEMS)
+    assert [s for name, s in everything if name == "dynet"] == ["agenda", "depth", "off"]
+    assert ("torch-by-hand", None) in everything
+
+
+def test_the_threads_are_in_the_environment_and_what_slows_blas_is_not(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_L2_SIZE", "512")
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    found = measure.environment(3)
+    assert "OPENBLAS_L2_SIZE" not in found and "OPENBLAS_CORETYPE" not in found
+    for library in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
+        assert found[f"{library}_NUM_THREADS"] == "3"
+
+
+def test_a_library_that_is_not_installed_is_missing_but_dynbatch_itself_must_load(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingPeer, match="torch"):
+        session("torch-by-hand")
+    monkeypatch.setattr(Dynbatch, "load", lambda self, strategy: importlib.import_module("no_such_module"))
+    with pytest.raises(ModuleNotFoundError):
+        session("dynbatch", "agenda")
+
+
+class Stand:
+    """Stands in for a worker: answers at once, and as the system's name says."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+
+    def send(self, job: Job) -> None:
+        self.system = job.system
+
+    def receive(self) -> None:
+        if self.system == "dynet":
+            raise Missing("No module named 'dynet'")
+
+    def ask(self, method: str, *arguments):
+        if method == "compare":
+            return [float("nan") if self.system == "torch-by-hand" else 2.0, 3.0], 0.5
+        if method == "step" and self.system == "torch-one-by-one" and arguments[0] == 1:
+            raise WorkerFault("torch-one-by-one died: exit status 1")
+        return {
+            "warm_up": None,
+            "step": {"run": 0.25, "total": 0.125 * (1 + arguments[0]) if method == "step" else None, "flops": 1e9},
+            "finish": {"peak_mib": 100.0, "blas": "openblas"},
+        }[method]
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_goes_wrong_is_told_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(measure, "Worker", Stand)
+    systems = [("dynbatch", "agenda"), ("dynet", "agenda"), ("torch-by-hand", None), ("torch-one-by-one", None)]
+    found = measure.measure(SMALL, systems, TREES, SIZES, repeats=3, blas_peak=16.0)
+    assert found.missing == {"dynet": "No module named 'dynet'"}
+    assert ["nan" in fault and "torch-by-hand" in fault for fault in found.faults] == [True, False]
+    assert "exit status 1" in found.faults[1]
+    (row,) = found.rows
+    assert (row["system"], row["total_ms"], row["min_ms"], row["max_ms"]) == ("dynbatch", 250.0, 125.0, 375.0)
+    assert (row["first_ms"], row["gflops"], row["blas_share"]) == (500.0, 4.0, 0.25)
+    assert row["record_ms"] is row["nodes"] is None
+
+
+def test_a_worker_that_dies_is_told_with_its_last_words():
+    worker = measure.Worker("the worker", 1)
+    worker.process.kill()
+    with pytest.raises(WorkerFault, match="the worker died: exit status -9"):
+        worker.send(Job("treelstm", "dynbatch", "agenda", 8, 5, "infer", TREES, SIZES))
+        worker.receive()
+    worker.close()
+
+
+def row(system: str, strategy: str | None, total: float, hidden: int = 64) -> dict:
+    empty = dict.fromkeys(KEYS)
+    numbers = {"total_ms": total, "min_ms": total - 1, "max_ms": total + 1, "first_ms": 1234.5, "peak_mib": 99.6}
+    return empty | vars(Configuration("treelstm", hidden, 64, "infer", 2)) | numbers | {
+        "system": system, "strategy": strategy, "gflops": 12.34, "blas_share": 0.5, "bytes_gathered": 2048,
+    }  # fmt: skip
+
+
+ROWS = [row("dynbatch", "agenda", 5.0), row("dynet", "agenda", 30.0), row("dynet", "depth", 20.0)]
+ROWS += [row("torch-by-hand", None, 4.0), row("dynbatch", "agenda", 40.0, hidden=512)]
+
+
+def test_tables():
+    text = report.text(report.COLUMNS, report.cells(ROWS[:4])).splitlines()
+    assert (
+        " ".join(text[0].split())
+        == "system strategy total min max x DyNet x by hand first KiB gathered MiB GFLOP/s of BLAS"
+    )
+    assert " ".join(text[1].split()) == "dynbatch agenda 5.00 4.00 6.00 4.00x 0.80x 1,234 2 100 12.3 50%"
+    assert len({len(line) for line in text}) == 1
+    lines = report.markdown(report.COLUMNS, report.cells(ROWS[:4])).splitlines()
+    assert lines[0].startswith("| system | strategy | total |") and lines[1].startswith("| --- | --- | ---: |")
+    assert lines[2] == "| dynbatch | agenda | 5.00 | 4.00 | 6.00 | 4.00x | 0.80x | 1,234 | 2 | 100 | 12.3 | 50% |"
+
+
+def test_headline_compares_the_best_strategies_and_leaves_unknown_ratios_empty():
+    assert report.headline(ROWS) == [
+        ["treelstm", "infer", "64", "64", "2", "5.00", "20.00", "4.00", "4.00x", "0.80x"],
+        ["treelstm", "infer", "512", "64", "2", "40.00", "", "", "", ""],
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--models nonsense", "--mode sideways", "--against tensorflow", "--batch 0", "--json no/such/folder/x.json"],
+)
+def test_bad_flags_are_refused(flags, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main(flags.split())
+    assert stop.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_a_broken_data_file_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "peak", lambda threads: 1.0)
+    (tmp_path / "train.txt").write_text("(3 (2 It)\n")
+    assert command.main(["--data", str(tmp_path)]) == 1
+    assert "line 1" in capsys.readouterr().err.splitlines()[-1]
