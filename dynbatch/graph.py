@@ -113,6 +113,7 @@ class Operand:
 
     __slots__ = ()
 
+    __array_ufunc__ = None  # so that a NumPy number on the left leaves the operator to the Operand
     is_parameter = False
     is_lookup = False
     graph: Graph | None

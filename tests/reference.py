@@ -130,9 +130,10 @@ def matmul(x: Var, y: Var) -> Var:
 
 
 def affine(bias: Var, *factors: Var) -> Var:
+    total = scale(bias, 1.0)
     for w, x in zip(factors[::2], factors[1::2]):
-        bias = add(bias, matmul(w, x))
-    return bias
+        total = add(total, matmul(w, x))
+    return total
 
 
 def transpose(x: Var) -> Var:
@@ -233,7 +234,7 @@ def max_dim(x: Var, d: int) -> Var:
     ordered = np.sort(x.value, axis=d)
     _away_from_zero(np.take(ordered, -1, axis=d) - np.take(ordered, -2, axis=d))
     top = x.value.max(axis=d, keepdims=True)
-    return Var(x.value.max(axis=d), [(x, lambda g: np.expand_dims(g, d) * (x.value == top))])
+    return Var(x.value.max(axis=d), [(x, lambda g: g.reshape(top.shape) * (x.value == top))])
 
 
 # ---- softmax ---------------------------------------------------------------------------------------------------------

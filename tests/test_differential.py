@@ -111,7 +111,7 @@ CALLS: dict[str, Call] = {
 
 CELLS = ["step", "gates", "first_of_gates", "child_sum", "labelled", "nested", "embed", "picked", "chained", "moved"]
 MANUAL = ["batched_input", "lookup_batch", "to_batch", "sum_batches", "pick_batch_elem", "pick_batch", "losses_batch"]
-OTHER = ["input", "lookup", "lookup_matrix", "lookup_constant", "parameter", "scalar"]
+OTHER = ["vector", "lookup", "lookup_matrix", "lookup_constant", "parameter", "scalar"]
 EVENTS = ["value", "value_no_grad", "backward", "backward_full"]
 NAMES = [*CALLS, *CELLS, *MANUAL, *OTHER, *EVENTS]
 
@@ -223,8 +223,7 @@ class Plain:
     def cell(self, name: str, operands: Sequence[list[ref.Var]], payload: Sequence[int]) -> list[list[ref.Var]]:
         lanes = max(len(o) for o in operands) if operands else 1
         made = [getattr(self, "_" + name)(*[o[k % len(o)] for o in operands], *payload) for k in range(lanes)]
-        # an output is a handle of its own: its gradient is what comes from outside of the cell
-        return [[ref.scale(v, 1.0) for v in outputs] for outputs in zip(*made)]
+        return [list(outputs) for outputs in zip(*made)]
 
     def to_batch(self, operands: Sequence[list[ref.Var]]) -> list[ref.Var]:
         return [o[0] for o in operands]
@@ -303,7 +302,8 @@ class Plain:
         return (ref.add(ref.layer_norm(ref.matmul(w, x), p["g"], p["b"]), ref.scale_gradient(p["b"], 0.5)),)
 
     def _moved(self, x: ref.Var) -> tuple[ref.Var, ...]:
-        return x, self.dense["g"], ref.select(x, [0, 1], 0)
+        inside = ref.scale(x, 1.0)  # an output is a handle of its own, also where it is an argument
+        return inside, ref.scale(self.dense["g"], 1.0), ref.select(inside, [0, 1], 0)
 
 
 class Dynbatch:
@@ -523,8 +523,9 @@ class Interpreter:
         ends = {"embed": (ROWS, ROWS), "picked": (3,), "labelled": (3, 4)}.get(name, ())
         payload = [int(self.rng.integers(n)) for n in ends]
         made = self.side.attempt(lambda: self.side.cell(name, [v.handle for v in operands], payload))
+        shared = operands and all(v.name == "parameter" for v in operands)
         for output in made or ():
-            self._add(output, name)
+            self._add(output, "constant" if shared else name)
 
     def _event(self, name: str) -> None:
         if name.startswith("value"):
@@ -546,10 +547,13 @@ class Interpreter:
             self._ask(f"{what}: gradient of parameter {name}", gradient)
         if full:
             for k, value in enumerate(self.everything):
-                if value.name != "constant":  # recorded once a graph: its gradient sums over all handles
+                if value.name != "constant":  # what depends on parameters alone can be one value for several handles
                     self._ask(f"{what}: gradient of {k}, by {value.name}", self.side.gradient(value.handle))
 
     # what has no operands, or is about batch elements
+
+    def _vector(self) -> None:
+        self._input(V)
 
     def _scalar(self) -> None:
         self._input(S)
@@ -576,7 +580,8 @@ class Interpreter:
 
     def _to_batch(self) -> None:
         operands = [self._choose(V, plain=True) for _ in range(LANES)]
-        self._add(self.side.to_batch([v.handle for v in operands]), "concatenate_to_batch")
+        constant = any(v.name == "constant" for v in operands)
+        self._add(self.side.to_batch([v.handle for v in operands]), "constant" if constant else "concatenate_to_batch")
 
     def _sum_batches(self) -> None:
         x = self._choose(None)
@@ -587,7 +592,8 @@ class Interpreter:
     def _pick_batch_elem(self) -> None:
         x = self._choose(None)
         if x.name != "parameter":
-            self._add(self.side.pick_batch_elem(x.handle, self._number()), "pick_batch_elem")
+            made = self.side.pick_batch_elem(x.handle, self._number())
+            self._add(made, "constant" if x.name == "constant" else "pick_batch_elem")
 
     def _pick_batch(self) -> None:
         x = self._choose(M)

@@ -20,6 +20,7 @@ from dynbatch.config import config
 from dynbatch.cpu.code import GradientCode
 from dynbatch.cpu.job import BackwardJob, Edges
 from dynbatch.cpu.pools import Pools
+from dynbatch.cpu.routine import check_finite
 from dynbatch.cpu.tiers import is_hot
 from dynbatch.graph import state
 
@@ -145,7 +146,7 @@ class BackwardRun:
             s = self.tables.signature_list[b]
             pools, code = x.pools[s], self.codes[s]
             nodes = self.order[starts[b] : starts[b + 1]]
-            routine = code.routine(is_hot(code.digest, nodes.size))
+            routine = code.routine(not config.check_validity and is_hot(code.digest, nodes.size))
             destination = {}
             for v in code.stored:
                 domain = code.program.values[v].domain
@@ -195,7 +196,7 @@ class BackwardRun:
         found: list[tuple[Any, Any]] = []
         for b, s in enumerate(trained):
             pools, code = x.pools[s], self.codes[s]
-            routine = code.routine(is_hot(code.digest, 0))
+            routine = code.routine(not config.check_validity and is_hot(code.digest, 0))
             nodes = order[starts[b] : starts[b + 1]]
             job = self._job(tables, b, pools, nodes, bool((np.diff(x.row[nodes]) == 1).all()), {})
             frame = routine.frame(job)
@@ -206,6 +207,8 @@ class BackwardRun:
                 frame.location[v] = self.bases[s][v]
             for step in routine.final:
                 step(frame)
+            if config.check_validity:
+                check_finite(frame, "over all its batches", sorted(routine.late))
             for kind, slot, v in code.slots:
                 parameter = pools.signature.binding[slot]
                 array = frame.array(v)

@@ -24,7 +24,7 @@ from dynbatch.cpu.job import Job
 from dynbatch.cpu.memory import Arena
 from dynbatch.cpu.pools import Pools
 from dynbatch.cpu.tiers import is_hot
-from dynbatch.errors import BackwardError
+from dynbatch.errors import BackwardError, DynbatchError
 from dynbatch.graph import Graph, state
 
 STRATEGIES = {"off": off, "depth": depth, "agenda": agenda}
@@ -36,6 +36,8 @@ class Execution:
     Attributes:
         stream, layout, pos, first, producer, fpos, payload: the decoded recording; see `dynbatch.batching.stream`.
         row: each node's row in its signature's pools, -1 until it has run.
+        waiting: whether each node has not run; ``pending`` lists those.
+        marked, chosen, place: work space of the passes, as new between plans, so that a plan costs what is pending.
         location: where each value lies in the arena.
         widths: size of each signature's arguments and list elements, by place.
         last, last_backward: reports of the last plans.
@@ -50,6 +52,7 @@ class Execution:
         self.pos, self.first, self.fpos, self.sig = (np.empty(0, np.int64) for _ in range(4))
         self.row, self.level, self.place, self.lane_group = (np.empty(0, np.int64) for _ in range(4))
         self.producer, self.location = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.waiting, self.marked, self.chosen = (np.empty(0, np.bool_) for _ in range(3))
         self.start(graph)
 
     def start(self, graph: Graph) -> None:
@@ -65,6 +68,7 @@ class Execution:
         self.last = Plan("forward", config.autobatch)
         self.last_backward = Plan("backward", config.autobatch)
         self._full: BackwardRun | None = None
+        self._joined = False
         self._warned = False
 
     def release(self) -> None:
@@ -90,7 +94,7 @@ class Execution:
             setattr(self, name, _grown(getattr(self, name), self.values, values))
         self.location[self.values : values] = -1
         most = self.nodes + new_values  # every node has an output
-        for name in ("pos", "first", "fpos", "sig", "row", "level", "place", "lane_group"):
+        for name in (*_NODE_ARRAYS, "waiting", "marked", "chosen"):
             setattr(self, name, _grown(getattr(self, name), self.nodes, most))
         self._add_signatures()
         end = passes.decode(
@@ -99,6 +103,7 @@ class Execution:
         )  # fmt: skip
         new = np.arange(self.nodes, end)
         self.row[new] = self.place[new] = self.lane_group[new] = -1
+        self.waiting[new], self.marked[new], self.chosen[new] = True, False, False
         passes.signatures_of(self.stream, self.pos, new, self.sig)
         lanes = graph.lanes
         for i in range(self.lane_words, len(lanes), 2):
@@ -145,10 +150,24 @@ class Execution:
         self._sync()
         if all(self.location[t] >= 0 for t in targets):
             return
+        wanted = np.array(targets, np.int64)
+        try:
+            joined = self._run_plan(wanted, join=True)
+        except (DynbatchError, MemoryError):
+            if not self._joined:
+                raise
+            # it may be what joined that fails: only what was asked for may
+            joined = self._run_plan(wanted, join=False)
+        self.executed.append(joined)
+        self.waiting[joined[0]] = False
+        self.pending = self.pending[self.waiting[self.pending]] if joined[0].size < self.pending.size else _NONE
+
+    def _run_plan(self, targets: np.ndarray, join: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Schedule and run one plan; a failure leaves everything as it was."""
         strategy = state.strategy or config.autobatch
         plan = Plan("forward", strategy)
         begin = plan.clock()
-        nodes = self._choose(np.array(targets, np.int64), strategy)
+        nodes = self._choose(targets, join and strategy != "off")
         levels = int(self.level[nodes].max()) + 1
         pending = Pending(
             nodes, self.sig, self.level, levels, len(self.pools), self.lane_group,
@@ -168,29 +187,43 @@ class Execution:
         finally:
             self.arena.release_scratch()
         plan.run_seconds = plan.clock() - begin - plan.schedule_seconds
-        self.executed.append((order, starts, signatures))
-        self.pending = self.pending[self.row[self.pending] < 0] if nodes.size < self.pending.size else _NONE
         self.last = plan
+        return order, starts, signatures
 
-    def _choose(self, targets: np.ndarray, strategy: str) -> np.ndarray:
-        """The nodes to run now, ascending; their levels are set."""
-        marked = np.zeros(self.nodes, np.bool_)
+    def _choose(self, targets: np.ndarray, join: bool) -> np.ndarray:
+        """The nodes to run now, ascending; their levels are set.
+
+        Those that the targets need, and with ``join`` also pending ones that fill the same batches.
+        """
         walk = (self.stream, self.layout, self.pos, self.producer)
-        needed = passes.mark_ancestors(*walk, self.row, targets, self.pending, marked)
-        if strategy == "off" or needed == self.pending.size:
-            nodes = self.pending[marked[self.pending]] if needed < self.pending.size else self.pending
-            passes.levels(*walk, marked, nodes, self.level)
-            return nodes
-        member = self.row[: self.nodes] < 0
-        levels = passes.levels(*walk, member, self.pending, self.level)
-        key = self.level[self.pending] * len(self.pools) + self.sig[self.pending]
-        group = np.full(self.nodes, -1, np.int64)
-        group[self.pending] = key
+        pending, marked = self.pending, self.marked
+        needed = passes.mark_ancestors(*walk, self.row, targets, pending, marked)
+        self._joined = False
+        if needed == pending.size:
+            nodes = pending
+        else:
+            nodes = pending[marked[pending]]
+            if join:
+                nodes = self._join(nodes)
+        passes.levels(*walk, self.waiting, nodes, self.level)
+        marked[pending] = False
+        return nodes
+
+    def _join(self, needed: np.ndarray) -> np.ndarray:
+        """The needed nodes, and pending ones of the same signature and level whose arguments are there by then."""
+        walk = (self.stream, self.layout, self.pos, self.producer)
+        pending, group, chosen = self.pending, self.place, self.chosen
+        levels = passes.levels(*walk, self.waiting, pending, self.level)
+        key = self.level[pending] * len(self.pools) + self.sig[pending]
+        group[pending] = key
         group_needed = np.zeros(levels * len(self.pools), np.bool_)
-        group_needed[key[marked[self.pending]]] = True
-        chosen = np.zeros(self.nodes, np.bool_)
-        passes.joiners(*walk, self.pending, marked, group, group_needed, chosen)
-        return self.pending[chosen[self.pending]]
+        group_needed[key[self.marked[pending]]] = True
+        passes.joiners(*walk, pending, self.marked, group, group_needed, chosen)
+        nodes = pending[chosen[pending]]
+        group[pending] = -1
+        chosen[pending] = False
+        self._joined = nodes.size > needed.size
+        return nodes
 
     def _place(self, order: np.ndarray, starts: np.ndarray, signatures: np.ndarray) -> None:
         """Give every node a row and every value a location."""
@@ -315,6 +348,7 @@ GRAPH_WARNING = 5_000_000
 """Values in one graph beyond which a warning says that it was never renewed."""
 
 _NONE = np.empty(0, np.int64)
+_NODE_ARRAYS = ("pos", "first", "fpos", "sig", "row", "level", "place", "lane_group")
 _idle: list[Execution] = []
 
 

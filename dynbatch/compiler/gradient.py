@@ -62,9 +62,12 @@ def gradient(
         value = program.values[v]
         if v not in parts or not active[v]:
             continue
-        if outputs and v in program.outputs:
-            total = b.total(parts[v])
-            results += [("output", index, total) for index, o in enumerate(program.outputs) if o == v]
+        for index, o in enumerate(program.outputs):
+            if outputs and o == v:
+                # of what the whole batch shares, each row has its own part
+                shared = value.domain == SHARED
+                total = b.input("dout", index, value.type, ROW) if shared else b.total(parts[v])
+                results.append(("output", index, total))
         if value.op is None:
             dout = parts[v][0] if value.kind == "table" else b.total(parts[v])
             results += [(value.kind, value.index, d) for d in (parts[v] if value.kind == "table" else (dout,))]

@@ -14,6 +14,7 @@ import numpy as np
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, SHARED, Program
+from dynbatch.cpu import products
 from dynbatch.cpu.codegen import generate, resolve
 from dynbatch.cpu.gather import gather, gather_from
 from dynbatch.cpu.job import Job
@@ -71,6 +72,8 @@ _FORMS: dict[str, Any] = {
     "flat": lambda x: np.ascontiguousarray(x).reshape(-1),
     "matrix": lambda x: x[0],
     "transposed": lambda x: x[0].T,
+    "packed": lambda x: products.packed(x[0]),
+    "packed transposed": lambda x: products.packed(x[0].T),
 }
 
 
@@ -128,12 +131,10 @@ class _Emitter:
         for source in self.sources.values():
             spaced |= {o.value for o in source.operands if o.kind == "affine"}
         for v, value in enumerate(values):
-            if (
-                value.op is not None
-                and v not in skip
-                and (value.op is matmul or is_vector_concatenation(self.program, v))
-            ):
+            if v not in skip and (value.op is matmul or is_vector_concatenation(self.program, v)):
                 spaced.add(v)
+            if v not in skip and self._is_weight_product(v):
+                spaced.add(self.home[value.args[1]][0])
         spaced |= set(self.part_of)
         self.spaced = {v for v in spaced if values[v].op is not None and v not in skip and self.home[v][0] == v}
         for v in sorted(self.spaced):
@@ -161,7 +162,7 @@ class _Emitter:
             if v in self.stored and value.op is not None and value.domain == SHARED and v not in self.routine.late:
                 self._store(v)
         head = ["def run(job, shared):", "    arena, tables, b, rows = job.arena, job.tables, job.b, job.rows"]
-        head += ["    mem, destination, n1 = arena.mem, job.destination, 1", "    gathered = 0"]
+        head += ["    mem, address, destination, n1, gathered = arena.mem, arena.address, job.destination, 1, 0"]
         if self.prepared:
             head.append(f"    {''.join(f's{i}, ' for i in range(len(self.prepared)))}= shared")
         used = {domain for _, domain, _ in self.scratch} | {self.values[v].domain for v in self.located}
@@ -306,7 +307,8 @@ class _Emitter:
         assert value.op is not None
         attrs = dict(value.attrs)
         in_arena = v in self.spaced or v in self.stored
-        if value.op is matmul and self._weight_product(v, attrs):
+        if self._is_weight_product(v):
+            self._weight_product(v, bool(attrs.get("ta")))
             return
         operands = ", ".join(self._array(a) for a in value.args)
         name = f"op{v}"
@@ -319,19 +321,33 @@ class _Emitter:
         else:
             self._add(f"{self._array(v)}[...] = {name}({operands})")
 
-    def _weight_product(self, v: int, attrs: dict[str, Any]) -> bool:
-        """A product of the batch with a shared matrix: one GEMM. False where it is another kind of product."""
+    def _is_weight_product(self, v: int) -> bool:
+        """Whether value ``v`` is a product of a shared matrix with a vector of each row: one GEMM for the batch."""
+        value = self.values[v]
+        if value.op is not matmul:
+            return False
+        weight, x = value.args
+        attrs = dict(value.attrs)
+        ranks = [len(self.values[a].type.shape) for a in (weight, x)]  # type: ignore[union-attr]
+        fits = self._is_shared(weight) and not self._is_shared(x) and ranks == [2, 1]
+        return fits and bool(attrs.get("vector")) and not attrs.get("tb")
+
+    def _weight_product(self, v: int, transposed: bool) -> None:
         weight, x = self.values[v].args
-        shape = self.values[weight].type.shape  # type: ignore[union-attr]
-        rank = len(self.values[x].type.shape)  # type: ignore[union-attr]
-        if not self._is_shared(weight) or self._is_shared(x) or attrs.get("tb") or len(shape) != 2 or rank != 1:
-            return False
-        if not attrs.get("vector"):
-            return False
-        self.namespace["matmul"] = np.matmul
-        matrix = self._shared(weight, "transposed" if attrs.get("ta") else "matrix")
-        self._add(f"matmul({self._array(x)}, {matrix}, out={self._array(v)})")
-        return True
+        library = products.mkl() if self.dtype == "float32" else None
+        if library is None:
+            self.namespace["matmul"] = np.matmul
+            matrix = self._shared(weight, "transposed" if transposed else "matrix")
+            self._add(f"matmul({self._array(x)}, {matrix}, out={self._array(v)})")
+            return
+        self.namespace["compute"] = library.compute
+        matrix = self._shared(weight, "packed transposed" if transposed else "packed")
+        source, column = self.home[x]
+        item = self.values[v].type.dtype.itemsize  # type: ignore[union-attr]
+        x_at = f"address + ({self._location(source)} + {column}) * {item}"
+        out_at = f"address + {self._location(v)} * {item}"
+        count = self._count(self.values[v].domain)
+        self._add(f"compute({matrix}, {count}, {x_at}, {self.stride[source]}, {out_at}, {self.stride[v]})")
 
     def _concatenation(self, v: int) -> None:
         width, column = self._size(v), 0

@@ -55,6 +55,7 @@ class Arena:
 
     Attributes:
         mem: the flat array.
+        address: of the first element.
         top: elements in use.
     """
 
@@ -62,6 +63,7 @@ class Arena:
         self._mapping = _reserve(_RESERVE)
         self.mem = np.frombuffer(self._mapping, dtype)
         self.itemsize = self.mem.itemsize
+        self.address = self.mem.ctypes.data
         self._align = _ALIGN // self.itemsize
         self._half = self.mem.size // 2
         self.top = 0

@@ -7,7 +7,7 @@ at its end (`final`); everything else runs for each batch (`steps`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -191,7 +191,8 @@ class Routine:
         for step in self.steps:
             step(frame)
         if config.check_validity:
-            check_finite(frame, job.b)
+            computed = [v for v, x in enumerate(self.program.values) if x.op is not None and x.domain != SHARED]
+            check_finite(frame, f"batch {job.b} of the plan", computed)
         job.gathered += frame.gathered
 
     def frame(self, job: Job) -> Frame:
@@ -252,13 +253,14 @@ class Routine:
         return known[1]
 
 
-def check_finite(frame: Frame, b: int) -> None:
-    """Raise `ValidityError` for the first value of a batch that has a NaN or an infinity."""
+def check_finite(frame: Frame, where: str, values: Iterable[int]) -> None:
+    """Raise `ValidityError` for the first of these values that has a NaN or an infinity."""
     program = frame.routine.program
-    for v, value in enumerate(program.values):
-        if value.op is None or value.domain == SHARED:
-            continue
+    for v in values:
+        value = program.values[v]
         found = frame.array(v)
+        if value.op is None or not isinstance(found, np.ndarray):
+            continue
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             what = "NaN" if np.isnan(found).any() else "infinity"
             inside = f" in {program.name}" if value.op.name != program.name else ""

@@ -14,11 +14,13 @@ import threadpoolctl
 from numba import config as numba_config
 
 from dynbatch.config import config
+from dynbatch.cpu import products
 
 if "NUMBA_THREADING_LAYER" not in os.environ:
     numba_config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 
-_applied: int | None = None
+_UNSET = -1
+_applied: int | None = _UNSET
 
 
 def apply_threads() -> None:
@@ -30,4 +32,7 @@ def apply_threads() -> None:
     most = numba_config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     wanted = config.threads or os.cpu_count() or 1
     threadpoolctl.threadpool_limits(wanted, user_api="blas")
+    library = products.mkl()
+    if library is not None:
+        library.set_threads(wanted)
     numba.set_num_threads(min(wanted, most))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dynbatch.compiler.ir import Builder
+from dynbatch.cpu.products import product
 from dynbatch.errors import ShapeError
 from dynbatch.ops.primitive import Array, Primitive
 from dynbatch.types import Type, type_of
@@ -55,7 +56,7 @@ class MatMul(Primitive):
         n, k, width = x.shape[1], x.shape[2], m.shape[2]
         in_place = out is not None and (out.flags.c_contiguous or (vector and m.shape[0] == 1))
         if m.shape[0] == 1:
-            result = np.matmul(x.reshape(-1, k), m[0], out=out.reshape(-1, width) if in_place else None)  # type: ignore[union-attr]
+            result = product(x.reshape(-1, k), m[0], out=out.reshape(-1, width) if in_place else None)  # type: ignore[union-attr]
         else:
             result = np.matmul(x, m, out=out.reshape(rows, n, width) if in_place else None)  # type: ignore[union-attr]
         if in_place:
@@ -102,7 +103,7 @@ class MatMulRows(Primitive):
         rows = max(a.shape[0], b.shape[0])
         x, m = (np.broadcast_to(v, (rows, *v.shape[1:])) if v.shape[0] != rows else v for v in (x, m))
         if x.shape[2] == 1 and m.shape[1] == 1:  # the common case, an outer product for each row: no copies
-            result = np.matmul(x[:, :, 0].T, m[:, 0, :])
+            result = product(x[:, :, 0].T, m[:, 0, :])
         else:
             result = np.tensordot(x, m, axes=([0, 2], [0, 1]))
         return result[None, 0] if vector else result[None]
