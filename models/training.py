@@ -139,7 +139,7 @@ def argument_parser(task_class: type[Task]) -> argparse.ArgumentParser:
         help=f"{task_class.unit} a minibatch (default: %(default)s)",
     )
     train.add_argument(
-        "--learning-rate", type=float, default=0.05, metavar="RATE", help="of the trainer (default: %(default)s)"
+        "--learning-rate", type=float, default=0.03, metavar="RATE", help="of the trainer (default: %(default)s)"
     )
     train.add_argument(
         "--seed", type=int, default=1, metavar="N", help="of initial values, order and dropout (default: %(default)s)"

@@ -111,7 +111,7 @@ class TreeClassifier(training.Task):
     unit = "trees"
     metric = "dev_accuracy"
     shape_flags = ("hidden", "cell")
-    demo: ClassVar = {"hidden": 64, "epochs": 8, "time_limit": 75.0}
+    demo: ClassVar = {"hidden": 64, "learning_rate": 0.05, "epochs": 8, "time_limit": 75.0}
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:

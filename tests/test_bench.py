@@ -99,6 +99,18 @@ def test_data_in_brackets(tmp_path):
     assert sizes == {"words": 5, "classes": 4}
 
 
+def test_the_plain_system_has_one_node_for_every_op():
+    nodes = {}
+    for system in ("dynbatch", "dynbatch-plain"):
+        one = session(system, "agenda")
+        one.run(one.minibatches[0])
+        nodes[system] = one.system.counts()["nodes"]
+    leaves, inner = 14, 9
+    assert nodes["dynbatch"] == leaves + inner + len(TREES) + 1
+    # lookup, three gates of two ops, c and h; five gates, five ops for c and three for h; scores and loss; their sum
+    assert nodes["dynbatch-plain"] == leaves * 10 + inner * 17 + len(TREES) * 2 + 1
+
+
 def test_every_system_is_chosen_with_the_strategies_asked_for():
     assert command.chosen_systems(treelstm, [], ["depth"]) == [("dynbatch", "depth"), ("dynbatch-plain", "depth")]
     everything = command.chosen_systems(treelstm, ["dynet", "torch"], ["all"])

@@ -637,3 +637,12 @@ IN_TURN = [["agenda", "off", "depth"]]
 def test_random_graphs(model: Model, script: dict[str, Any]) -> None:
     dy.init(dtype="float64")
     check(script, model, ALONE + IN_TURN)
+
+
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(script=scripts())
+def test_random_graphs_compiled(model: Model, script: dict[str, Any]) -> None:
+    """The compiled tier; few graphs, since every new kernel has to be compiled."""
+    dy.init(dtype="float64")
+    tiers.set_mode("always")
+    check(script, model, ALONE[2:])

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import numpy as np
 
-from bench.models import Program
+from bench.models import Program, without_cells
 
 UNIT = "trees"
 GATES = "ioufg"  # input, output, update, and what stays of the left and of the right child's memory
@@ -25,9 +24,11 @@ Weights = dict[str, np.ndarray]
 
 def load(folder: str | None) -> tuple[list, dict[str, int]]:
     """The trees of ``folder``/train.txt in PTB brackets, or ListOps trees. Sizes: ``words`` and ``classes``."""
-    from models.trees import binarized, listops, read_trees
+    from models.treelstm import TreeClassifier
+    from models.trees import listops
 
-    trees = listops(GENERATED) if folder is None else [binarized(t) for t in read_trees(Path(folder) / "train.txt")]
+    binary = Namespace(cell="binary")
+    trees = listops(GENERATED) if folder is None else TreeClassifier.read(Path(folder) / "train.txt", binary)
     numbers: dict[str, int] = {}
     instances = []
     for tree in trees:
@@ -78,18 +79,16 @@ def dynbatch_plain(weights: Weights) -> Program:
 
 def _dynbatch(weights: Weights, cells: bool) -> Program:
     import dynbatch as dy
-    from models.treelstm import BinaryTreeLSTM, TreeClassifier
+    from models.treelstm import TreeClassifier
 
     collection = dy.ParameterCollection()
     words, hidden = weights["embeddings"].shape
     flags = Namespace(cell="binary", hidden=hidden, dropout=0.0)
     task = TreeClassifier(collection, flags, {"words": range(1, words), "classes": len(weights["b_s"])})
     encoder = task.encoder
-    leaf, compose, node_loss = encoder.leaf, encoder.compose, task.node_loss
     if not cells:
-        leaf = MethodType(BinaryTreeLSTM.leaf.function, encoder)
-        compose = MethodType(BinaryTreeLSTM.compose.function, encoder)
-        node_loss = MethodType(TreeClassifier.node_loss.function, task)
+        without_cells(task, encoder)
+    leaf, compose, node_loss = encoder.leaf, encoder.compose, task.node_loss
 
     def encode(tree):
         if type(tree) is int:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VERSION = "3"
-"""Part of every kernel's hash: raise it when `dynbatch.cpu.special` changes."""
+_SPECIAL = Path(__file__).with_name("special.py").read_text()
+"""Inlined into the kernels, and so part of each one's hash."""
 
 _loaded: dict[str, Callable[..., Any]] = {}
 _warned = False
@@ -37,7 +37,7 @@ def cache_directory() -> Path:
 
 def load_kernel(text: str) -> Callable[..., Any]:
     """The function ``kernel`` of this source, from the cache if it has been compiled before."""
-    digest = hashlib.sha256((VERSION + text).encode()).hexdigest()[:24]
+    digest = hashlib.sha256((_SPECIAL + text).encode()).hexdigest()[:24]
     found = _loaded.get(digest)
     if found is None:
         found = _loaded[digest] = _load(digest, text)

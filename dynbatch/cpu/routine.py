@@ -264,9 +264,7 @@ def check_finite(frame: Frame, where: str, values: Iterable[int]) -> None:
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             what = "NaN" if np.isnan(found).any() else "infinity"
             inside = f" in {program.name}" if value.op.name != program.name else ""
-            raise ValidityError(
-                f"{what} computed by {value.op.name}{inside}, batch {b} of the plan ({frame.rows} rows)"
-            )
+            raise ValidityError(f"{what} computed by {value.op.name}{inside}, {where} ({frame.rows} rows)")
 
 
 def is_vector_concatenation(program: Program, v: int) -> bool:

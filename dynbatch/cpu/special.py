@@ -57,12 +57,6 @@ def tanh32(x):
     return x * p / (((_Q0 * s + _Q1) * s + _Q2) * s + _Q3)
 
 
-@njit(inline="always", error_model="numpy")
-def logistic32(x):
-    """The logistic function, by way of tanh."""
-    return _HALF * tanh32(_HALF * x) + _HALF
-
-
 _LOG2E = np.float32(1.44269504088896341)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _EXP_HIGH, _EXP_LOW = np.float32(88.3762626647950), np.float32(-87.3365447504)
@@ -88,9 +82,15 @@ def exp32(x):
 
 
 @njit(inline="always", error_model="numpy")
+def logistic32(x):
+    """The logistic function, right to the last bits also where it is tiny (by way of tanh it would be zero)."""
+    return _ONE / (_ONE + exp32(-x))
+
+
+@njit(inline="always", error_model="numpy")
 def logistic64(x):
     """The logistic function."""
-    return 0.5 * math.tanh(0.5 * x) + 0.5
+    return 1.0 / (1.0 + math.exp(-x))
 
 
 @vectorize(["float32(float32)", "float64(float64)"], cache=True)

@@ -80,7 +80,7 @@ def _erf(x: Array) -> Array:
 
 
 def _logistic(x: Array) -> Array:
-    return 0.5 * np.tanh(0.5 * x) + 0.5
+    return 1 / (1 + np.exp(-x))  # not by way of tanh, which is zero below -17
 
 
 FUNCTIONS: dict[str, Any] = {
