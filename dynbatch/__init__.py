@@ -16,6 +16,7 @@ from dynbatch.errors import (
     OutOfMemoryError,
     ShapeError,
     StaleExpressionError,
+    StaticError,
     ValidityError,
 )
 from dynbatch.graph import Expression, renew_cg
@@ -42,6 +43,7 @@ from dynbatch.rnn import (
     VanillaLSTMBuilder,
 )
 from dynbatch.serialization import load, load_checkpoint, load_metadata, save, save_checkpoint
+from dynbatch.static import static
 from dynbatch.trainers import (
     AdagradTrainer,
     AdamTrainer,
@@ -89,6 +91,7 @@ __all__ = [
     "ShapeError",
     "SimpleSGDTrainer",
     "StaleExpressionError",
+    "StaticError",
     "Trainer",
     "UniformInitializer",
     "ValidityError",
@@ -104,6 +107,7 @@ __all__ = [
     "renew_cg",
     "save",
     "save_checkpoint",
+    "static",
     *_op_names,
 ]
 

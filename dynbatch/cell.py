@@ -75,8 +75,9 @@ class Cell:
     def __set_name__(self, owner: type, name: str) -> None:
         self.attribute = name
         self.owner = owner
-        if owner.__getstate__ is object.__getstate__:  # type: ignore[attr-defined]
-            owner.__getstate__ = _state_without_cells  # type: ignore[attr-defined]
+        present: Any = owner.__getstate__
+        if present is object.__getstate__:
+            setattr(owner, "__getstate__", _state_without_cells)  # noqa: B010  mypy does not let a method be assigned
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
@@ -113,14 +114,15 @@ class Cell:
         found = next((base.__dict__[self.attribute] for base in cls.__mro__ if self.attribute in base.__dict__), None)
         own_ways = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__")
         plain = all(getattr(cls, name, None) is getattr(object, name, None) for name in own_ways)
-        if found is self and plain and cls.__getstate__ is _state_without_cells:  # type: ignore[attr-defined]
+        state_of: Any = cls.__getstate__
+        if found is self and plain and state_of is _state_without_cells:
             return self.attribute
         return f"cell {self.name}"
 
 
 def _state_without_cells(self: Any) -> Any:
     """``__getstate__`` of classes with cells: a copy of an instance traces its own."""
-    found = object.__getstate__(self)  # type: ignore[attr-defined]
+    found = object.__getstate__(self)
     attributes, *rest = found if isinstance(found, tuple) else (found,)
     kept = {k: v for k, v in (attributes or {}).items() if not (hasattr(v, "bound_cell") and v.bound_cell.key == k)}
     return (kept, *rest) if rest else kept

@@ -32,6 +32,10 @@ class CellError(DynbatchError, RuntimeError):
     """A cell that does what a trace cannot hold: reads a value, branches on a payload, captures an expression."""
 
 
+class StaticError(DynbatchError, RuntimeError):
+    """A static function that does what a recording cannot hold: uses an expression from outside, reads a value."""
+
+
 class ValidityError(DynbatchError, ArithmeticError):
     """A NaN or infinity found under ``check_validity``; names the op and the batch."""
 

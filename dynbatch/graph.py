@@ -51,6 +51,7 @@ class Graph:
         values: how many values were recorded; the next value's id.
         signatures: the signatures used, by their index in the stream.
         lanes: (first value, count) of nodes recorded together as one manual batch.
+        tape: name of the static function whose recording this graph holds, if any; nothing runs in it.
         execution: the backend's state for this graph; None until something runs.
     """
 
@@ -66,6 +67,7 @@ class Graph:
         self.lanes = array("q")
         self.constants: dict[Any, Expression] = {}
         self._indices: dict[int, int] = {}
+        self.tape = ""
         self.execution: Any = None
 
     def touch(self, signature: Signature) -> int:

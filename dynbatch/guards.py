@@ -184,6 +184,7 @@ class Inlined:
         self._instance = instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result, its instructions becoming part of the trace."""
         return state.tracer.guards.instrument(self._cell.function)(self._instance, *args, **kwargs)
 
 
@@ -280,7 +281,7 @@ class _StandIn:
         special = self._special("__call__")
         if special is not None:
             return special(*args, **kwargs)
-        found = getattr(type(self._stand_in_object), "__call__", None)
+        found = _class_attribute(type(self._stand_in_object), "__call__")
         return Inlined(found, self)(*args, **kwargs) if isinstance(found, Cell) else self._pin()(*args, **kwargs)
 
 

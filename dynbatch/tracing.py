@@ -147,7 +147,7 @@ class Traced(Expression):
         return self.type.shape, 1
 
     @property
-    def vids(self) -> NoReturn:  # type: ignore[override]
+    def vids(self) -> NoReturn:
         """Not there: a cell sees one batch element."""
         raise CellError(
             f"{user_line()}: cell {self.tracer.name} works on batch elements, which a trace does not have; call it on "

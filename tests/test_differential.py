@@ -83,7 +83,7 @@ CALLS: dict[str, Call] = {
     "sum_dim_1": Call([(M,), (N,)], lambda x: dy.sum_dim(x, [1]), lambda x: ref.sum_dim(x, 1)),
     "max_dim": Call([(M,), (V,)], dy.max_dim, lambda x: ref.max_dim(x, 0)),
     "softmax": Call([(V,), (M,)], dy.softmax, ref.softmax),
-    "log_softmax": Call([(V,), (M,)], lambda x: dy.log_softmax(x, len(x.dim()[0]) - 1),
+    "log_softmax": Call([(V,), (M,)], lambda x: dy.log_softmax(x, d=len(x.dim()[0]) - 1),
                         lambda x: ref.log_softmax(x, x.value.ndim - 1)),
     "pickneglogsoftmax": Call([(V,)], dy.pickneglogsoftmax, ref.pick_neg_log_softmax, (3,)),
     "hinge": Call([(V,)], lambda x, i, k: dy.hinge(x, i, rate(k)), lambda x, i, k: ref.hinge(x, i, rate(k)), (3, 4)),

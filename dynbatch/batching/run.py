@@ -15,7 +15,7 @@ import numpy as np
 from dynbatch.batching.execution import Execution, take_execution
 from dynbatch.batching.plan import Plan
 from dynbatch.cpu.threads import apply_threads
-from dynbatch.errors import BackwardError, user_line
+from dynbatch.errors import BackwardError, StaticError, user_line
 from dynbatch.graph import Expression, Graph, check_live, state
 
 _lock = threading.RLock()
@@ -31,6 +31,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _execution(graph: Graph) -> Execution:
+    if graph.tape:
+        raise StaticError(
+            f"{user_line()}: {graph.tape} reads a value while it is recorded; its structure may not depend on values"
+        )
     apply_threads()
     if graph.execution is None:
         graph.execution = take_execution(graph)

@@ -709,7 +709,7 @@ def l1_distance(x: Any, y: Any) -> Expression:
 
 
 def huber_distance(x: Any, y: Any, c: float = 1.345) -> Expression:
-    """Sum of DyNet's Huber function: ``d * d`` where the difference ``d`` is below ``c``, else ``c * (2 d - c)``."""
+    """Sum of Huber's function: ``d * d / 2`` where the difference ``d`` is below ``c``, else ``c * (|d| - c / 2)``."""
     return _huber_distance([as_operand(o) for o in _pair("huber_distance", x, y)], (), (c,))
 
 
@@ -743,13 +743,13 @@ def softmax(x: Any, d: int = 0) -> Expression:
     return _softmax((as_operand(x),), static=(int(d),))
 
 
-def log_softmax(x: Any, d: int = 0, restrict: Sequence[int] | None = None) -> Expression:
+def log_softmax(x: Any, restrict: Sequence[int] | None = None, d: int = 0) -> Expression:
     """Logarithm of the softmax along dimension ``d``. Entries of minus infinity stay so.
 
     Arguments:
         x: scores.
+        restrict: indices (along the first dimension) that take part; the others become minus infinity.
         d: the dimension.
-        restrict: indices that take part; the others become minus infinity.
     """
     x = as_operand(x)
     if restrict is not None:

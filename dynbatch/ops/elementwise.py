@@ -73,8 +73,8 @@ binary_cross_entropy = Elementwise(
 )
 huber = Elementwise(
     "huber_distance",
-    "where(abs(x) < y, x * x, y * (2.0 * abs(x) - y))",
-    "dy * where(abs(x) < y, 2.0 * x, 2.0 * y * sign(x))",
+    "where(abs(x) < y, 0.5 * x * x, y * (abs(x) - 0.5 * y))",
+    "dy * where(abs(x) < y, x, y * sign(x))",
     None,
 )
 softmax_weight = Elementwise("softmax_weight", "where(x == y, 1.0, exp(x - y))", None, None)  # of infinities, too

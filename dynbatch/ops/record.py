@@ -164,7 +164,9 @@ class Op:
     ) -> Expression:
         """Record a call whose payload may differ between batch elements (entries that are `Lanes`)."""
         if state.tracer is not None:
-            raise DynbatchError(f"{self.name}: batch elements are not for use in a cell; call the cell on them instead")
+            raise DynbatchError(
+                f"{user_line()}: {self.name}: batch elements are not for use in a cell; call the cell on them instead"
+            )
         operands = [o if getattr(o, "is_lookup", False) else as_operand(o) for o in operands]
         return self._record_lanes(operands, ints, floats, static)
 

@@ -169,7 +169,7 @@ def layer_norm(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def huber(d: np.ndarray, c: float) -> np.ndarray:
-    return np.where(np.abs(d) < c, d * d, c * (2 * np.abs(d) - c))
+    return np.where(np.abs(d) < c, d * d / 2, c * (np.abs(d) - c / 2))
 
 
 def hinge(x: np.ndarray, index: int, margin: float) -> np.ndarray:
@@ -479,9 +479,9 @@ def _softmaxes() -> list[Row]:
         Row("softmax", lambda xs, p, s: dy.softmax(xs[0], s[0]), lambda xs, p, s: softmax(xs[0], s[0]), over),
         Row("softmax", lambda xs, p, s: dy.softmax(xs[0] + dy.inputTensor(p[0]), s[0]),
             lambda xs, p, s: softmax(xs[0] + p[0], s[0]), over[:4], mask, cell=False, note="masked"),
-        Row("log_softmax", lambda xs, p, s: dy.log_softmax(xs[0], s[0]),
+        Row("log_softmax", lambda xs, p, s: dy.log_softmax(xs[0], d=s[0]),
             lambda xs, p, s: np.log(softmax(xs[0], s[0])), over),
-        Row("log_softmax", lambda xs, p, s: dy.select_rows(dy.log_softmax(xs[0], restrict=[3, 1]), [1, 3]),
+        Row("log_softmax", lambda xs, p, s: dy.select_rows(dy.log_softmax(xs[0], [3, 1]), [1, 3]),
             lambda xs, p, s: np.log(softmax(xs[0][[1, 3]])), scores[:1], cell=False, note="restrict"),
         Row("pickneglogsoftmax", lambda xs, p, s: dy.pickneglogsoftmax(xs[0], p[0]),
             lambda xs, p, s: negative_log(xs[0], p[0]), scores, index_into(0)),
