@@ -5,7 +5,7 @@ The README shows a complete example; `docs/architecture.md` is the map of the co
 
 from dynbatch.cell import cell
 from dynbatch.config import init, load_environment
-from dynbatch.context import autobatch, forward, no_grad, plan
+from dynbatch.context import align, autobatch, forward, no_grad, phase, plan
 from dynbatch.errors import (
     BackwardError,
     CellError,
@@ -95,6 +95,7 @@ __all__ = [
     "Trainer",
     "UniformInitializer",
     "ValidityError",
+    "align",
     "autobatch",
     "cell",
     "forward",
@@ -103,6 +104,7 @@ __all__ = [
     "load_checkpoint",
     "load_metadata",
     "no_grad",
+    "phase",
     "plan",
     "renew_cg",
     "save",

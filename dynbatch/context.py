@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dynbatch.config import check_strategy
-from dynbatch.graph import Expression, state
+from dynbatch.graph import Expression, check_live, enter_phase, state
 
 if TYPE_CHECKING:
     from dynbatch.batching.plan import Plan
@@ -44,6 +44,58 @@ def no_grad() -> Iterator[None]:
         yield
     finally:
         state.keep = before
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A stage of a model, such as ``"encode"`` or ``"decode"``: all of it runs before the next one.
+
+    Depth-based batching counts levels from the start of a phase, so that the first decoding steps of all instances run
+    together however long their encodings took. Phases come in the order in which they are first entered; what is
+    recorded outside belongs to the phase of what it uses.
+
+    ```python
+    for sentence in batch:
+        with dy.phase("encode"):
+            states = encoder.transduce(words(sentence))
+        with dy.phase("decode"):
+            losses.append(decode(states, sentence.target))
+    ```
+
+    Within a cell it does nothing: a cell is one node.
+    """
+    before, state.phase = state.phase, name
+    if state.tracer is None:
+        enter_phase(state.graph, name)
+    try:
+        yield
+    finally:
+        state.phase = before
+        if state.tracer is None:
+            enter_phase(state.graph, before)
+
+
+def align(expression: Expression, skipped: int = 1) -> Expression:
+    """Say that this expression skipped operations that other instances have, and return it.
+
+    Depth-based batching then counts what follows as that much deeper, so that it runs together with the same
+    operations of the instances that took the longer branch. Nothing is computed.
+
+    ```python
+    h = refine(h) if needs_refining(token) else dy.align(h)
+    ```
+
+    Arguments:
+        expression: the end of the shorter branch.
+        skipped: how many operations (nodes in a row) the longer branch has more.
+    """
+    if skipped < 0:
+        raise ValueError(f"align: the number of skipped operations must not be negative, not {skipped}")
+    if state.tracer is None:
+        check_live(expression)
+        for vid in expression.vids:
+            state.graph.skips.extend((vid, skipped))
+    return expression
 
 
 def forward(expressions: list[Expression]) -> None:

@@ -35,6 +35,7 @@ class State(threading.local):
     def __init__(self) -> None:
         self.keep = True  # whether plans keep what backward reads: not within no_grad
         self.strategy: str | None = None  # within `autobatch`, else the configured one
+        self.phase = ""
         self.tracer: Any = None
         self.last_plans: dict[str, Any] = {}
         self.graph = Graph()
@@ -51,6 +52,8 @@ class Graph:
         values: how many values were recorded; the next value's id.
         signatures: the signatures used, by their index in the stream.
         lanes: (first value, count) of nodes recorded together as one manual batch.
+        phases, phase_marks: numbers of the phases by name, and (first value, phase) wherever another phase begins.
+        skips: (value, operations) of `dynbatch.align`.
         tape: name of the static function whose recording this graph holds, if any; nothing runs in it.
         execution: the backend's state for this graph; None until something runs.
     """
@@ -67,6 +70,9 @@ class Graph:
         self.lanes = array("q")
         self.constants: dict[Any, Expression] = {}
         self._indices: dict[int, int] = {}
+        self.phases: dict[str, int] = {"": 0}
+        self.phase_marks = array("q")
+        self.skips = array("q")
         self.tape = ""
         self.execution: Any = None
 
@@ -97,6 +103,13 @@ def renew_cg() -> None:
         old.execution.release()
         old.execution = None
     state.graph = Graph()
+    enter_phase(state.graph, state.phase)
+
+
+def enter_phase(graph: Graph, name: str) -> None:
+    """What is recorded from here on belongs to this phase."""
+    if name or graph.phase_marks:
+        graph.phase_marks.extend((graph.values, graph.phases.setdefault(name, len(graph.phases))))
 
 
 def _refuse_bool(self: Any) -> NoReturn:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dynbatch.config import config
 from dynbatch.errors import StaleExpressionError, StaticError, user_line
-from dynbatch.graph import BatchedExpression, Expression, Graph, check_live, state
+from dynbatch.graph import BatchedExpression, Expression, Graph, check_live, enter_phase, state
 
 _VALUES = (int, float, str, bytes, bool, type(None))
 
@@ -46,6 +46,9 @@ class Tape:
         self.floats = graph.floats
         self.data = graph.data
         self.lanes = graph.lanes
+        self.skips = graph.skips
+        names = list(graph.phases)
+        self.phases = [(v, names[k]) for v, k in zip(graph.phase_marks[::2], graph.phase_marks[1::2])]
         self.result = result
         self.stream = np.array(graph.stream, np.int64)
         self._moves = np.zeros(self.stream.size, np.int64)  # one where a word is a value that moves with the tape
@@ -103,7 +106,14 @@ class Tape:
             graph.floats.extend(self.floats)
         for i in range(0, len(self.lanes), 2):
             graph.lanes.extend((self.lanes[i] + base, self.lanes[i + 1]))
+        for i in range(0, len(self.skips), 2):
+            vid = self.skips[i]
+            graph.skips.extend((inputs[vid].vid if vid < self.inputs else vid + base, self.skips[i + 1]))
+        for vid, name in self.phases:
+            graph.phase_marks.extend((vid + base, graph.phases.setdefault(name, len(graph.phases))))
         graph.values += self.values
+        if self.phases:
+            enter_phase(graph, state.phase)
         return _moved(self.result, graph, base, inputs)
 
     def _with_indices(self, graph: Graph) -> np.ndarray:

@@ -51,6 +51,7 @@ class Execution:
         self.data = np.empty(0, self.dtype)
         self.pos, self.first, self.fpos, self.sig = (np.empty(0, np.int64) for _ in range(4))
         self.row, self.level, self.place, self.lane_group = (np.empty(0, np.int64) for _ in range(4))
+        self.phase, self.skipped = np.empty(0, np.int64), np.empty(0, np.int64)
         self.producer, self.location = np.empty(0, np.int64), np.empty(0, np.int64)
         self.waiting, self.marked, self.chosen = (np.empty(0, np.bool_) for _ in range(3))
         self.start(graph)
@@ -59,7 +60,7 @@ class Execution:
         """Begin with an empty graph; arrays and arena are used again, since fresh pages cost their faults."""
         self.graph = graph
         self.nodes = self.values = self.words = self.floats = self.data_size = 0
-        self.lane_words = self.lanes = 0
+        self.lane_words = self.lanes = self.skip_words = 0
         self.layout = np.empty((0, 5), np.int64)
         self.widths = np.empty((0, 1), np.int64)
         self.pools: list[Pools] = []
@@ -104,6 +105,7 @@ class Execution:
         new = np.arange(self.nodes, end)
         self.row[new] = self.place[new] = self.lane_group[new] = -1
         self.waiting[new], self.marked[new], self.chosen[new] = True, False, False
+        self.skipped[new] = self.phase[new] = 0
         passes.signatures_of(self.stream, self.pos, new, self.sig)
         lanes = graph.lanes
         for i in range(self.lane_words, len(lanes), 2):
@@ -111,6 +113,7 @@ class Execution:
             self.lane_group[start : start + lanes[i + 1]] = self.lanes
             self.lanes += 1
         self.lane_words = len(lanes)
+        self._take_phases(new)
         self.pending = np.concatenate((self.pending, new)) if self.pending.size else new
         self.words, self.values, self.nodes, self.floats = words, values, end, len(graph.floats)
         if self.values > GRAPH_WARNING and not self._warned:
@@ -120,6 +123,16 @@ class Execution:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def _take_phases(self, new: np.ndarray) -> None:
+        """Phases of new nodes, and what `align` said of any node."""
+        marks, skips = self.graph.phase_marks, self.graph.skips
+        if marks and new.size:
+            firsts, numbers = np.array(marks[::2], np.int64), np.array([0, *marks[1::2]], np.int64)
+            self.phase[new] = numbers[np.searchsorted(firsts, self.first[new], side="right")]
+        for i in range(self.skip_words, len(skips), 2):
+            self.skipped[self.producer[skips[i]]] = skips[i + 1]
+        self.skip_words = len(skips)
 
     def _add_signatures(self) -> None:
         graph = self.graph
@@ -205,15 +218,23 @@ class Execution:
             nodes = pending[marked[pending]]
             if join:
                 nodes = self._join(nodes)
-        passes.levels(*walk, self.waiting, nodes, self.level)
+        self._set_levels(nodes)
         marked[pending] = False
         return nodes
+
+    def _set_levels(self, nodes: np.ndarray) -> int:
+        """Set the levels of these pending nodes; returns how many levels there are."""
+        walk = (self.stream, self.layout, self.pos, self.producer)
+        if not self.graph.phase_marks and not self.graph.skips:
+            return passes.levels(*walk, self.waiting, nodes, self.level)
+        deepest = np.empty(len(self.graph.phases), np.int64)
+        return passes.staged_levels(*walk, self.waiting, nodes, self.phase, self.skipped, self.level, deepest)
 
     def _join(self, needed: np.ndarray) -> np.ndarray:
         """The needed nodes, and pending ones of the same signature and level whose arguments are there by then."""
         walk = (self.stream, self.layout, self.pos, self.producer)
         pending, group, chosen = self.pending, self.place, self.chosen
-        levels = passes.levels(*walk, self.waiting, pending, self.level)
+        levels = self._set_levels(pending)
         key = self.level[pending] * len(self.pools) + self.sig[pending]
         group[pending] = key
         group_needed = np.zeros(levels * len(self.pools), np.bool_)
@@ -348,7 +369,7 @@ GRAPH_WARNING = 5_000_000
 """Values in one graph beyond which a warning says that it was never renewed."""
 
 _NONE = np.empty(0, np.int64)
-_NODE_ARRAYS = ("pos", "first", "fpos", "sig", "row", "level", "place", "lane_group")
+_NODE_ARRAYS = ("pos", "first", "fpos", "sig", "row", "level", "place", "lane_group", "phase", "skipped")
 _idle: list[Execution] = []
 
 

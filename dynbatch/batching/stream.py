@@ -99,6 +99,47 @@ def levels(stream, layout, pos, producer, member, nodes, level):
 
 
 @njit(cache=True, nogil=True)
+def staged_levels(stream, layout, pos, producer, member, nodes, phase, skipped, level, deepest):
+    """Levels that start anew in each phase, and count ``skipped`` operations of a node as if they were there.
+
+    A node belongs to its own phase or to its arguments' latest, whichever is later (``phase`` is changed so). All of a
+    phase comes before the next: its levels start where the phase before it ends. ``deepest`` is work space with one
+    entry a phase. Returns the number of levels.
+    """
+    deepest[:] = -1
+    for n in nodes:
+        s = stream[pos[n]]
+        p = pos[n] + 1
+        own = phase[n]
+        d = 0
+        for round in range(2):  # first the phase, then the level within it
+            q = p
+            for a in range(layout[s, ARGS] + layout[s, LISTS]):
+                length = 1
+                if a >= layout[s, ARGS]:
+                    length = stream[q]
+                    q += 1
+                for _ in range(length):
+                    m = producer[stream[q]]
+                    q += 1
+                    if not member[m]:
+                        continue
+                    if round == 0:
+                        own = max(own, phase[m])
+                    elif phase[m] == own:
+                        d = max(d, level[m] + 1 + skipped[m])
+        phase[n] = own
+        level[n] = d
+        deepest[own] = max(deepest[own], d)
+    start = 0
+    for k in range(deepest.size):
+        start, deepest[k] = start + deepest[k] + 1, start
+    for n in nodes:
+        level[n] += deepest[phase[n]]
+    return start
+
+
+@njit(cache=True, nogil=True)
 def sort_by(keys, nodes, size, result):
     """Stable counting sort of ``nodes`` by ``keys[node]`` in 0..size-1."""
     start = np.zeros(size + 1, np.int64)
