@@ -149,6 +149,7 @@ class Static:
     def __init__(self, function: Callable[..., Any], key: Callable[..., Any] | None, maxsize: int) -> None:
         functools.update_wrapper(self, function)
         self.function = function
+        self.name = function.__name__
         self._key = key
         self._maxsize = maxsize
         self._tapes: OrderedDict[Any, tuple[Tape, tuple[Any, ...]]] = OrderedDict()
@@ -160,7 +161,7 @@ class Static:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record the call: by replay, where one like it was recorded before."""
         if kwargs:
-            raise TypeError(f"{user_line()}: {self.__name__}: a static function takes positional arguments only")
+            raise TypeError(f"{user_line()}: {self.name}: a static function takes positional arguments only")
         if state.tracer is not None:
             return self.function(*args)
         graph = state.graph
@@ -177,7 +178,7 @@ class Static:
             self._tapes.move_to_end(key)
             if config.debug and not found[0].same_as(self._record(args, graph)):
                 raise StaticError(
-                    f"{user_line()}: {self.__name__} does not record now what it recorded for this argument before; "
+                    f"{user_line()}: {self.name} does not record now what it recorded for this argument before; "
                     f"its structure may depend on its arguments only (key= can say on what)"
                 )
         return found[0].replay(graph, inputs)
@@ -198,7 +199,7 @@ class Static:
         for arg in args:
             if isinstance(arg, Expression):
                 if type(arg) is not Expression:
-                    raise StaticError(f"{user_line()}: {self.__name__}: an input cannot have batch elements")
+                    raise StaticError(f"{user_line()}: {self.name}: an input cannot have batch elements")
                 check_live(arg)
                 parts.append(arg.key)
                 inputs.append(arg)
@@ -213,7 +214,7 @@ class Static:
     def _record(self, args: tuple[Any, ...], outer: Graph) -> Tape:
         """Run the function into a graph of its own."""
         graph = Graph()
-        graph.tape = self.__name__
+        graph.tape = self.name
         symbolic: list[Any] = []
         for arg in args:
             if isinstance(arg, Expression):
@@ -226,7 +227,7 @@ class Static:
             result = self.function(*symbolic)
         except StaleExpressionError as error:
             raise StaticError(
-                f"{error} (while {self.__name__} was recorded: it may use its arguments and parameters only; "
+                f"{error} (while {self.name} was recorded: it may use its arguments and parameters only; "
                 f"pass other expressions as arguments)"
             ) from None
         finally:
@@ -238,7 +239,7 @@ class Static:
     def _check(self, result: Any, graph: Graph) -> None:
         if isinstance(result, Expression):
             if result.graph is not graph:
-                raise StaticError(f"{user_line()}: {self.__name__} returns an expression that it did not make")
+                raise StaticError(f"{user_line()}: {self.name} returns an expression that it did not make")
         elif isinstance(result, (tuple, list)):
             for part in result:
                 self._check(part, graph)

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import op_table
 import pytest
 from op_table import OF_THEIR_OWN, ROWS, Instance, Row, Variant
 
@@ -463,6 +464,34 @@ def test_large_operands_do_not_overflow() -> None:
         assert dy.gelu(dy.inputVector(x)).value() == pytest.approx([0, 0, 800])
     for op in (dy.logistic, dy.tanh, dy.log_sigmoid, dy.softmax, dy.log_softmax, dy.elu, dy.silu, dy.gelu):
         assert np.isfinite(gradient_at(op, x)).all(), op.__name__
+
+
+@pytest.mark.usefixtures("tier")
+def test_accuracy_in_float32() -> None:
+    """The compiled tier has approximations of its own; an absolute error, relative where values are large."""
+    dy.init(dtype="float32")
+    x = np.concatenate([np.linspace(-30, 30, 4001), np.linspace(-1, 1, 2001)]).astype(np.float32)
+    wanted = {
+        "tanh": np.tanh, "logistic": lambda x: 1 / (1 + np.exp(-x)), "exp": np.exp, "softsign": lambda x: x / (1 + abs(x)),
+        "log_sigmoid": lambda x: -np.log1p(np.exp(-x)), "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+        "silu": lambda x: x / (1 + np.exp(-x)), "gelu": lambda x: x * 0.5 * (1 + op_table.erf(x / np.sqrt(2))),
+    }  # fmt: skip
+    for name, f in wanted.items():
+        exact = f(x.astype(np.float64))
+        error = np.abs(getattr(dy, name)(dy.inputVector(x)).npvalue() - exact) / np.maximum(1, np.abs(exact))
+        assert error.max() < 2e-6, f"{name} at {x[error.argmax()]}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.usefixtures("tier")
+def test_a_logarithm_of_a_small_probability(dtype: str) -> None:
+    """The logistic function keeps its relative precision where it is tiny, as DyNet's does."""
+    dy.init(dtype=dtype)
+    x = dy.inputVector([-20.0, -60.0, -1.0])
+    y = dy.log(dy.logistic(x))
+    assert y.value() == pytest.approx([-20, -60, -np.log1p(np.e)], rel=1e-6)
+    dy.sum_elems(y).backward(full=True)
+    assert x.gradient().tolist() == pytest.approx([1, 1, 1 - 1 / (1 + np.e)], rel=1e-5)
 
 
 @pytest.mark.parametrize("op", [
