@@ -38,6 +38,11 @@ $(STAMP)-%: $(STAMP)
 demo: setup
 	$(BIN)/python -m models.treelstm --demo $(DEMO_ARGS)
 
+# One thread for each of pytest's processes: threads of BLAS that outnumber the cores wait for one another.
+test: export OMP_NUM_THREADS = 1
+test: export OPENBLAS_NUM_THREADS = 1
+test: export MKL_NUM_THREADS = 1
+test: export DYNBATCH_THREADS = 1
 test: setup
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
 

@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import machine, models, report
-from bench.measure import Configuration, WorkerFault, measure, peak
+from bench.measure import Configuration, Entry, WorkerFault, measure, peak
 from bench.systems import SYSTEMS
 from dynbatch.errors import FileFormatError
 
@@ -64,10 +64,10 @@ def positive(text: str) -> int:
     return value
 
 
-def chosen_systems(module: Any, against: list[str], strategies: list[str]) -> list[tuple[str, str | None]]:
-    """(system, strategy) of every row: dynbatch's systems, and those of the peers, that the model has."""
+def chosen_systems(module: Any, against: list[str], strategies: list[str]) -> list[Entry]:
+    """Dynbatch's systems, and those of the peers, that the model has."""
     return [
-        (name, strategy)
+        Entry(name, strategy)
         for name, system in SYSTEMS.items()
         if name in module.PROGRAMS and (not system.peer or system.library in against)
         for strategy in system.strategies

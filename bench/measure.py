@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.systems import PHASES
 from bench.worker import Job
@@ -59,6 +59,27 @@ class Configuration:
         return f"{count} thread{'s' if count > 1 else ''}"
 
 
+class Entry(NamedTuple):
+    """What takes part.
+
+    Attributes:
+        system, strategy: as in a row of the report.
+        step: of an ablation, else None.
+        environment: variables of its process and their values.
+        horizontal: as in `bench.worker.Job`.
+    """
+
+    system: str
+    strategy: str | None
+    step: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    horizontal: bool = True
+
+    def __str__(self) -> str:
+        details = ", ".join(filter(None, (self.strategy, self.step)))
+        return f"{self.system} ({details})" if details else self.system
+
+
 @dataclass
 class Findings:
     """What came out: rows of the report, systems that are not here (and why), and systems that went wrong (and how)."""
@@ -85,7 +106,7 @@ def environment(threads: int) -> dict[str, str]:
 class Worker:
     """A worker process, seen from here. `bench.worker` is the other side."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, variables: tuple[tuple[str, str], ...] = ()) -> None:
         self.name = name
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
         self.connection, other = Pipe()
@@ -93,7 +114,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "bench.worker", str(other.fileno())],
                 cwd=Path(__file__).parents[1],
-                env=environment(threads),
+                env=environment(threads) | dict(variables),
                 pass_fds=[other.fileno()],
                 stdout=self.log,
                 stderr=self.log,
@@ -156,7 +177,7 @@ def peak(threads: int) -> float:
 
 def measure(
     configuration: Configuration,
-    systems: list[tuple[str, str | None]],
+    entries: list[Entry],
     instances: list,
     sizes: dict[str, int],
     repeats: int,
@@ -167,55 +188,54 @@ def measure(
 
     Arguments:
         configuration: the model, its size, and what is done with it.
-        systems: (system, strategy) of every row wanted.
+        entries: one for every row wanted.
         instances, sizes: what the model's ``load`` gave.
         repeats: timed steps of each.
         blas_peak: GFLOP/s, what ``blas_share`` is of.
         progress: called with what is done next, and with "timing" after every round of repeats.
     """
     found = Findings()
-    workers: dict[tuple[str, str | None], Worker] = {}
+    workers: dict[Entry, Worker] = {}
 
-    def each(action: Callable[[Worker, str, str | None], Any]) -> dict[tuple[str, str | None], Any]:
+    def each(action: Callable[[Worker, Entry], Any]) -> dict[Entry, Any]:
         """What ``action`` gives for every worker; those for which it fails are noted and dropped."""
         results = {}
-        for (system, strategy), worker in list(workers.items()):
+        for entry, worker in list(workers.items()):
             try:
-                results[system, strategy] = action(worker, system, strategy)
+                results[entry] = action(worker, entry)
             except (Missing, WorkerFault) as error:
                 if isinstance(error, Missing):
-                    found.missing[system] = str(error)
+                    found.missing[entry.system] = str(error)
                 else:
                     found.faults.append(f"{configuration}: {error}")
-                workers.pop((system, strategy)).close()
+                workers.pop(entry).close()
         return results
 
-    def start(worker: Worker, system: str, strategy: str | None) -> None:
-        c = configuration
-        worker.send(Job(c.model, system, strategy, c.hidden, c.batch, c.mode, instances, sizes))
+    def start(worker: Worker, entry: Entry) -> None:
+        c, system, strategy = configuration, entry.system, entry.strategy
+        worker.send(Job(c.model, system, strategy, c.hidden, c.batch, c.mode, instances, sizes, entry.horizontal))
 
     try:
-        for system, strategy in systems:
-            name = system if strategy is None else f"{system} ({strategy})"
-            workers[system, strategy] = Worker(name, configuration.threads)
+        for entry in entries:
+            workers[entry] = Worker(str(entry), configuration.threads, entry.environment)
         progress("starting")
         each(start)
-        each(lambda worker, *_: worker.receive())
+        each(lambda worker, _: worker.receive())
         progress("comparing")
-        compared = each(lambda worker, *_: worker.ask("compare"))
+        compared = each(lambda worker, _: worker.ask("compare"))
         for key, fault in differences({key: losses for key, (losses, _) in compared.items()}).items():
             found.faults.append(f"{configuration}: {workers[key].name} is not timed: {fault}")
             workers.pop(key).close()
         progress("warming up")
-        each(lambda worker, *_: worker.ask("warm_up", WARM_UP_SECONDS))
-        samples: dict[tuple[str, str | None], list[dict[str, float]]] = {key: [] for key in workers}
+        tapes = each(lambda worker, _: worker.ask("warm_up", WARM_UP_SECONDS))
+        samples: dict[Entry, list[dict[str, float]]] = {key: [] for key in workers}
         for repeat in range(repeats):
-            for key, sample in each(lambda worker, *_, r=repeat: worker.ask("step", r)).items():
+            for key, sample in each(lambda worker, _, r=repeat: worker.ask("step", r)).items():
                 samples[key].append(sample)
             progress("timing")
-        ends = each(lambda worker, *_: worker.ask("finish"))
+        ends = each(lambda worker, _: worker.ask("finish"))
         for key, end in ends.items():
-            found.rows.append(row(configuration, *key, samples[key], compared[key][1], end, blas_peak))
+            found.rows.append(row(configuration, key, samples[key], compared[key][1], tapes[key], end, blas_peak))
     finally:
         for worker in workers.values():
             worker.close()
@@ -237,14 +257,18 @@ def differences(losses: dict[Any, list[float]]) -> dict[Any, str]:
 
 def row(
     configuration: Configuration,
-    system: str,
-    strategy: str | None,
+    entry: Entry,
     samples: list[dict[str, float]],
     first: float,
+    tapes: float | None,
     end: dict[str, Any],
     blas_peak: float,
 ) -> dict[str, Any]:
-    """One row of the report; times in ms, and null for what the system does not have or does not tell."""
+    """One row of the report; times in ms, and null for what the system does not have or does not tell.
+
+    A row has ``replay`` where a timed minibatch was put together from recordings; ``tapes_ms`` is what making those of
+    one minibatch took.
+    """
 
     def median(name: str) -> float | None:
         return statistics.median(sample[name] for sample in samples) if name in samples[0] else None
@@ -257,10 +281,11 @@ def row(
     counts = {name: median(name) for name in ("nodes", "batches", "bytes_gathered")}
     return (
         vars(configuration)
-        | {"system": system, "strategy": strategy, "blas": end["blas"], "replay": False}
+        | {"system": entry.system, "strategy": entry.strategy, "blas": end["blas"], "replay": tapes is not None}
         | {name: None if count is None else round(count) for name, count in counts.items()}
         | {f"{phase}_ms": ms(median(phase)) for phase in PHASES}
         | {"total_ms": ms(median("total")), "min_ms": ms(min(totals)), "max_ms": ms(max(totals))}
-        | {"first_ms": ms(first), "repeats": len(samples), "peak_mib": end["peak_mib"]}
+        | {"first_ms": ms(first), "tapes_ms": ms(tapes)}
+        | {"repeats": len(samples), "peak_mib": end["peak_mib"]}
         | {"gflops": gflops, "blas_share": gflops / blas_peak}
     )

@@ -13,9 +13,13 @@ Row = dict[str, Any]
 CONFIGURATION = ("model", "mode", "hidden", "batch", "threads")
 COLUMNS = (
     "system", "strategy", "total", "min", "max", "x DyNet", "x by hand", "record", "schedule", "run", "backward",
-    "update", "first", "nodes", "batches", "KiB gathered", "MiB", "GFLOP/s", "of BLAS",
+    "update", "tapes", "first", "nodes", "batches", "KiB gathered", "MiB", "GFLOP/s", "of BLAS",
 )  # fmt: skip
-HEADLINE = ("model", "mode", "hidden", "batch", "threads", "dynbatch", "DyNet", "by hand", "x DyNet", "x by hand")
+TIMES = ("record", "schedule", "run", "backward", "update", "tapes", "first")
+HEADLINE = (
+    "model", "mode", "hidden", "batch", "threads", "dynbatch", "static", "DyNet", "by hand", "x DyNet", "x by hand",
+    "static x DyNet", "static x by hand",
+)  # fmt: skip
 NOTES = """\
 Times are medians in ms of one minibatch; `first` is the process's very first one, which compiles and allocates.
 `x DyNet` is how many times faster than DyNet with the better of its strategies in the same configuration, `x by hand`
@@ -23,7 +27,9 @@ the same against PyTorch batched by hand. `record` is building the graph, or ind
 `MiB` is the process's largest resident size (DyNet takes 2 GiB at its start). `of BLAS` is the share of what one large
 product reaches with NumPy's BLAS, counting products only. Every system runs in a process of its own and on the same
 minibatches, none of which it has seen before; they take turns, one minibatch each. Their losses agree to 1e-4, in
-training also after updates."""
+training also after updates. `dynbatch-static` shows what an epoch costs from the second one on: every instance was
+recorded once before, by `@dy.static`, and the minibatches are new mixtures of these recordings; in the first epoch
+there is `tapes` in addition, the time of making a minibatch's recordings."""
 
 
 def groups(rows: list[Row]) -> Iterator[tuple[dict[str, Any], list[Row]]]:
@@ -47,9 +53,9 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:,.{digits}f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-def ratio(other: float | None, own: float) -> str:
-    """How many times faster than ``other``."""
-    return "" if other is None else f"{other / own:.2f}x"
+def ratio(other: float | None, own: float | None) -> str:
+    """How many times faster than ``other``; empty where one is missing."""
+    return "" if other is None or own is None else f"{other / own:.2f}x"
 
 
 def cells(rows: list[Row]) -> list[list[str]]:
@@ -61,7 +67,7 @@ def cells(rows: list[Row]) -> list[list[str]]:
         line = [row["system"], row["strategy"] or ""]
         line += [number(row[f"{name}_ms" if name else "total_ms"]) for name in ("total", "min", "max")]
         line += [ratio(dynet, row["total_ms"]), ratio(by_hand, row["total_ms"])]
-        line += [number(row[f"{name}_ms"]) for name in ("record", "schedule", "run", "backward", "update", "first")]
+        line += [number(row[f"{name}_ms"]) for name in TIMES]
         line += [number(row["nodes"], 0), number(row["batches"], 0)]
         line += [number(None if gathered is None else gathered / 1024, 0), number(row["peak_mib"], 0)]
         line += [number(row["gflops"], 1), f"{row['blas_share']:.0%}"]
@@ -75,9 +81,10 @@ def headline(rows: list[Row]) -> list[list[str]]:
     for configuration, members in groups(rows):
         own = best(members, "dynbatch")
         if own is not None:
-            peers = [best(members, name) for name in ("dynet", "torch-by-hand")]
+            static, *peers = (best(members, name) for name in ("dynbatch-static", "dynet", "torch-by-hand"))
             line = [str(configuration[name]) for name in CONFIGURATION]
-            table.append(line + [number(x) for x in (own, *peers)] + [ratio(x, own) for x in peers])
+            line += [number(x) for x in (own, static, *peers)]
+            table.append(line + [ratio(x, of) for of in (own, static) for x in peers])
     return table
 
 

@@ -80,7 +80,7 @@ class System:
 
 
 class Dynbatch(System):
-    """This project. The two systems of it differ in the program."""
+    """This project. Its systems differ in the program."""
 
     library = "dynbatch"
     peer = False
@@ -264,6 +264,7 @@ class Torch(System):
 
 SYSTEMS: dict[str, type[System]] = {
     "dynbatch": Dynbatch,
+    "dynbatch-static": Dynbatch,
     "dynbatch-plain": Dynbatch,
     "dynet": Dynet,
     "torch-by-hand": Torch,

@@ -35,6 +35,7 @@ class Job:
     Attributes:
         model, system, strategy, hidden, batch, mode: as in a row of the report.
         instances, sizes: what the model's ``load`` gave.
+        horizontal: whether dynbatch may join products that share an input; False for the ablation.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Job:
     mode: str
     instances: list
     sizes: dict[str, int]
+    horizontal: bool = True
 
 
 class Minibatches:
@@ -71,6 +73,8 @@ class Session:
 
     def __init__(self, job: Job) -> None:
         model = models.find(job.model)
+        if not job.horizontal:
+            leave_out_horizontal_fusion()
         self.minibatches = Minibatches(job.instances, job.batch)
         weights = model.weights(job.hidden, job.sizes, np.random.default_rng(SEED))
         self.system = SYSTEMS[job.system](model.PROGRAMS[job.system], weights, job.strategy, job.batch)
@@ -93,14 +97,31 @@ class Session:
         settle()
         return losses, first
 
-    def warm_up(self, seconds: float) -> None:
-        """Steps that are not timed, at least for so long. Weights are put back."""
+    def warm_up(self, seconds: float) -> float | None:
+        """Steps that are not timed, at least for so long. Weights are put back.
+
+        Returns what recording the tapes of a minibatch takes, in seconds, for a system that has tapes: on average over
+        all instances but those of the minibatches that were compared, whose tapes exist.
+        """
+        recorded = self.remember()
         begin, number = clock(), COMPARED
         while number < COMPARED + WARM_UP_STEPS or clock() - begin < seconds:
             self.run(self.minibatches[number])
             number += 1
         self.system.restore()
         settle()
+        return recorded
+
+    def remember(self) -> float | None:
+        """See `warm_up`."""
+        remember = self.system.program.remember
+        if remember is None:
+            return None
+        begin, size = clock(), self.minibatches.size
+        seen = {id(instance) for number in range(COMPARED) for instance in self.minibatches[number]}
+        new = [instance for instance in self.minibatches.instances if id(instance) not in seen]
+        remember(new)
+        return (clock() - begin) / len(new) * size if new else None
 
     def step(self, repeat: int) -> dict[str, float]:
         """One timed step: seconds of its phases and in ``total``, ``flops``, and the counts of the system."""
@@ -112,6 +133,13 @@ class Session:
     def finish(self) -> dict[str, Any]:
         """``peak_mib`` of the process, and ``blas``."""
         return {"peak_mib": peak_mib(), "blas": self.system.blas()}
+
+
+def leave_out_horizontal_fusion() -> None:
+    """Make the pass do nothing, in this process."""
+    import dynbatch.cpu.code
+
+    dynbatch.cpu.code.fuse_matmul = lambda program: program
 
 
 def settle() -> None:

@@ -34,11 +34,14 @@ def record({parameters}, *rest, **named):
 def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     """A function that records calls like this one, with all checks of `BoundCell.__call__` written out in one place.
 
-    It serves expressions and numbers (None where there is anything else), and leaves every other call to the cell.
-    Recording is what a user's Python pays for each node: this takes a third of the general path's time.
+    It serves expressions, lists of them and numbers (None where there is anything else); every other call it leaves
+    to the cell. Recording is what a user's Python pays for each node: this takes a third of the general path's time.
     """
     signature = variant.signature
-    plain = all(type(a) in (Expression, int, float) for a in args)
+    plain = all(
+        type(a) in (Expression, int, float) or (type(a) is list and a and all(type(e) is Expression for e in a))
+        for a in args
+    )
     if signature.tail or any(bound._static) or bound.cell.keyword_only or not plain or not args:
         return None
     names = [f"a{i}" for i in range(len(args))]
@@ -46,6 +49,8 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
     vids: list[str] = []
     ints: list[str] = []
     floats: list[str] = []
+    lists: list[str] = []
+    listed: list[str] = []
     namespace: dict[str, Any] = {
         **variant.guards.namespace,
         "Expression": Expression,
@@ -64,6 +69,12 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
             namespace[f"t_{name}"] = arg.key
             tests.append(f"{name}.key is t_{name} and {name}.graph is graph")
             vids.append(f"{name}.vid")
+        elif type(arg) is list:
+            namespace[f"t_{name}"] = arg[0].key
+            each = f"all([e.key is t_{name} and e.graph is graph for e in {name}])"
+            tests.append(f"type({name}) is list and {name} and {each}")
+            lists += [f"len({name})", f"*[e.vid for e in {name}]"]
+            listed.append(name)
         elif type(arg) is int:
             limit = limits.get(len(ints))
             in_range = f"0 <= {name} < {limit}" if limit is not None else f"{-1 << 63} <= {name} < {1 << 63}"
@@ -72,15 +83,18 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
         else:
             tests.append(f"type({name}) is float")
             floats.append(name)
+    for group in signature.equal_lists:
+        tests.append(" == ".join(f"len({listed[k]})" for k in group))
     tests += ["graph is not None", "not rest", "not named", "not config.debug", variant.guards.condition]
     for o, t in enumerate(signature.types):
         namespace[f"out{o}"] = t
+    index = "place[1] if place[0] == graph.serial else graph.touch(signature)"
     made = [f"Expression(graph, vid + {o}, out{o})" for o in range(len(signature.types))]
     source = _RECORDER.format(
         parameters=", ".join(f"{name}=missing" for name in names),
         arguments=", ".join(names),
         condition=" and ".join(tests),
-        record=", ".join(["place[1] if place[0] == graph.serial else graph.touch(signature)", *vids, *ints]) + ",",
+        record=", ".join([index, *vids, *lists, *ints]) + ",",
         floats=f"graph.floats.extend(({', '.join(floats)},))" if floats else "",
         count=len(made),
         result=f"({', '.join(made)},)" if variant.returns else made[0],

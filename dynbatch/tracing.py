@@ -78,7 +78,12 @@ class CellTracer(Tracer):
         return super().random_key(like)
 
     def reduce_list(self, op: Any, operands: Sequence[Any]) -> Traced:
-        """A list reduction in a trace: of a ragged list's elements, of a list of known length, or of both."""
+        """A list reduction in a trace: of a ragged list's elements, of a list of known length, or of both.
+
+        Within a loop over a ragged list it is of known length: what the loop's body made for one element.
+        """
+        if self.iterating:
+            return self._reduce_known(op, [self.value_of(o) for o in operands])
         ragged: dict[int, int] = {}
         plain: list[int] = []
         for operand in operands:

@@ -154,7 +154,7 @@ def function(script: dict[str, Any], dense: dict[str, Any]) -> Callable[..., Any
             inner = Pool(dense, [x, child], k, rate)
             for step in script["children"]:
                 inner.step(*step)
-            return dy.tanh(inner.values[-1])
+            return dy.tanh(inner.values[-1] + dy.sum_elems(child))  # a value that all children share is refused
 
         total = getattr(dy, script["reduce"])([of_child(c) for c in children])
         pool = Pool(dense, [h, m, x, total], k, rate)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import command, measure, report
-from bench.measure import Configuration, Missing, WorkerFault
+from bench.measure import Configuration, Entry, Missing, WorkerFault
 from bench.models import treelstm
 from bench.systems import SYSTEMS, Dynbatch, MissingPeer, Torch
 from bench.worker import Job, Minibatches, Session
@@ -18,10 +18,11 @@ from bench.worker import Job, Minibatches, Session
 KEYS = {
     "model", "hidden", "batch", "mode", "threads", "system", "strategy", "blas", "replay", "nodes", "batches",
     "bytes_gathered", "record_ms", "schedule_ms", "run_ms", "backward_ms", "update_ms", "total_ms", "min_ms", "max_ms",
-    "first_ms", "repeats", "peak_mib", "gflops", "blas_share",
+    "first_ms", "tapes_ms", "repeats", "peak_mib", "gflops", "blas_share",
 }  # fmt: skip
 TREES = [((1, 2), 0), (((3, 1), 2), 1), ((4, (1, (2, 2))), 2), (5, 0), (((1, 2), (3, 4)), 1)]
 SIZES = {"words": 6, "classes": 3}
+OWN = ("dynbatch", "dynbatch-static", "dynbatch-plain")
 SMALL = Configuration("treelstm", 8, 2, "infer", 1)
 
 
@@ -39,12 +40,13 @@ def test_a_tiny_run_yields_rows_with_all_keys(tmp_path, monkeypatch, capsys):
     assert found["missing"] == {} and found["faults"] == []
     assert found["machine"]["blas_peak_gflops"]["1"] > 0
     seen = {(row["system"], row["mode"]) for row in found["rows"]}
-    assert seen == {(name, mode) for name in ("dynbatch", "dynbatch-plain") for mode in ("infer", "train")}
+    assert seen == {(name, mode) for name in OWN for mode in ("infer", "train")}
     for row in found["rows"]:
         assert set(row) == KEYS
         trains = row["mode"] == "train"
         assert (row["backward_ms"] is not None) == trains == (row["update_ms"] is not None)
         assert 0 < row["min_ms"] <= row["total_ms"] <= row["max_ms"]
+        assert row["replay"] == (row["system"] == "dynbatch-static") == (row["tapes_ms"] is not None)
         assert row["nodes"] > row["batches"] > 0 and row["peak_mib"] > 10 and row["repeats"] == 2
     text = (tmp_path / "report" / "bench.md").read_text()
     assert "### treelstm, train, hidden 8, batch 2, 1 thread" in text and "treelstm.png" in text
@@ -112,11 +114,12 @@ def test_the_plain_system_has_one_node_for_every_op():
 
 
 def test_every_system_is_chosen_with_the_strategies_asked_for():
-    assert command.chosen_systems(treelstm, [], ["depth"]) == [("dynbatch", "depth"), ("dynbatch-plain", "depth")]
+    chosen = command.chosen_systems(treelstm, [], ["depth"])
+    assert [(entry.system, entry.strategy) for entry in chosen] == [(name, "depth") for name in OWN]
     everything = command.chosen_systems(treelstm, ["dynet", "torch"], ["all"])
-    assert {name for name, _ in everything} == set(SYSTEMS)
-    assert [s for name, s in everything if name == "dynet"] == ["agenda", "depth", "off"]
-    assert ("torch-by-hand", None) in everything
+    assert {entry.system for entry in everything} == set(SYSTEMS)
+    assert [entry.strategy for entry in everything if entry.system == "dynet"] == ["agenda", "depth", "off"]
+    assert Entry("torch-by-hand", None) in everything
 
 
 def test_the_threads_are_in_the_environment_and_what_slows_blas_is_not(monkeypatch):
@@ -140,7 +143,7 @@ def test_a_library_that_is_not_installed_is_missing_but_dynbatch_itself_must_loa
 class Stand:
     """Stands in for a worker: answers at once, and as the system's name says."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, variables: tuple) -> None:
         self.name = name
 
     def send(self, job: Job) -> None:
@@ -168,7 +171,7 @@ class Stand:
 def test_what_goes_wrong_is_told_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(measure, "Worker", Stand)
     systems = [("dynbatch", "agenda"), ("dynet", "agenda"), ("torch-by-hand", None), ("torch-one-by-one", None)]
-    found = measure.measure(SMALL, systems, TREES, SIZES, repeats=3, blas_peak=16.0)
+    found = measure.measure(SMALL, [Entry(*system) for system in systems], TREES, SIZES, repeats=3, blas_peak=16.0)
     assert found.missing == {"dynet": "No module named 'dynet'"}
     assert ["nan" in fault and "torch-by-hand" in fault for fault in found.faults] == [True, False]
     assert "exit status 1" in found.faults[1]
@@ -213,9 +216,9 @@ def test_tables():
 
 
 def test_headline_compares_the_best_strategies_and_leaves_unknown_ratios_empty():
-    assert report.headline(ROWS) == [
-        ["treelstm", "infer", "64", "64", "2", "5.00", "20.00", "4.00", "4.00x", "0.80x"],
-        ["treelstm", "infer", "512", "64", "2", "40.00", "", "", "", ""],
+    assert report.headline([*ROWS, row("dynbatch-static", "depth", 2.5)]) == [
+        ["treelstm", "infer", "64", "64", "2", "5.00", "2.50", "20.00", "4.00", "4.00x", "0.80x", "8.00x", "1.60x"],
+        ["treelstm", "infer", "512", "64", "2", "40.00", "", "", "", "", "", "", ""],
     ]
 
 

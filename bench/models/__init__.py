@@ -31,12 +31,53 @@ class Program:
         loss: from a minibatch, or from what ``prepare`` made of it, to the sum of its losses.
         prepare: work on the minibatch's structure that goes before the loss, such as making index tensors.
         collection: of the parameters, where the library has collections.
+        remember: called with all instances before anything is timed, by a program that replays what it has recorded.
     """
 
     parameters: list[tuple[Any, Any]]
     loss: Callable[[Any], Any]
     prepare: Callable[[list], Any] | None = None
     collection: Any = None
+    remember: Callable[[list], None] | None = None
+
+
+def recording(parameters: list[tuple[Any, Any]], instance_loss: Callable[[Any], Any], collection: Any) -> Program:
+    """The program of ``dynbatch`` and ``dynbatch-plain``: every minibatch is recorded anew.
+
+    Arguments:
+        instance_loss: from an instance to its loss, under dynbatch.
+    """
+    import dynbatch as dy
+
+    return Program(
+        parameters, lambda batch: dy.esum([instance_loss(instance) for instance in batch]), collection=collection
+    )
+
+
+def replaying(parameters: list[tuple[Any, Any]], instance_loss: Callable[[Any], Any], collection: Any) -> Program:
+    """The program of ``dynbatch-static``: what one instance records is recorded once, and replayed from then on.
+
+    This is what an epoch costs from the second one on. Timed minibatches are new mixtures of instances whose tapes were
+    recorded before; what recording a minibatch's tapes took is reported apart.
+
+    Arguments:
+        instance_loss: from an instance to its loss, under dynbatch.
+    """
+    import dynbatch as dy
+
+    static_loss = dy.static(instance_loss, maxsize=1_000_000)
+
+    def loss(batch: list) -> Any:
+        return dy.esum([static_loss(instance) for instance in batch])
+
+    def remember(instances: list) -> None:
+        for number, instance in enumerate(instances):
+            if number % 64 == 0:
+                dy.renew_cg()
+            static_loss(instance)
+        dy.renew_cg()
+
+    return Program(parameters, loss, collection=collection, remember=remember)
 
 
 def names() -> list[str]:

@@ -7,12 +7,13 @@ gone before anything is timed. All programs walk these pairs themselves, at ever
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.models import Program, without_cells
+from bench.models import Program, recording, replaying, without_cells
 
 UNIT = "trees"
 GATES = "ioufg"  # input, output, update, and what stays of the left and of the right child's memory
@@ -69,15 +70,21 @@ def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
 
 def dynbatch(weights: Weights) -> Program:
     """The model of `models.treelstm` as it is there, in cells."""
-    return _dynbatch(weights, cells=True)
+    return recording(*_dynbatch(weights, cells=True))
+
+
+def dynbatch_static(weights: Weights) -> Program:
+    """The same cells, with the loss of a tree under ``@dy.static``; see `bench.models.replaying`."""
+    return replaying(*_dynbatch(weights, cells=True))
 
 
 def dynbatch_plain(weights: Weights) -> Program:
     """The same functions without ``@dy.cell``: every op is a node of its own."""
-    return _dynbatch(weights, cells=False)
+    return recording(*_dynbatch(weights, cells=False))
 
 
-def _dynbatch(weights: Weights, cells: bool) -> Program:
+def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any], Any]:
+    """Parameters with their values, the function from an instance to its loss, and the collection."""
     import dynbatch as dy
     from models.treelstm import TreeClassifier
 
@@ -97,12 +104,13 @@ def _dynbatch(weights: Weights, cells: bool) -> Program:
         h_r, c_r = encode(tree[1])
         return compose(h_l, c_l, h_r, c_r)
 
-    def loss(batch):
-        return dy.esum([node_loss(encode(tree)[0], label) for tree, label in batch])
+    def tree_loss(instance):
+        tree, label = instance
+        return node_loss(encode(tree)[0], label)
 
     owners = {name: task if name.endswith("_s") else encoder for name in weights}
     parameters = [(getattr(owners[name], name), value) for name, value in weights.items()]
-    return Program(parameters, loss, collection=collection)
+    return parameters, tree_loss, collection
 
 
 def dynet(weights: Weights) -> Program:
@@ -257,6 +265,7 @@ def torch_one_by_one(weights: Weights) -> Program:
 
 PROGRAMS = {
     "dynbatch": dynbatch,
+    "dynbatch-static": dynbatch_static,
     "dynbatch-plain": dynbatch_plain,
     "dynet": dynet,
     "torch-by-hand": torch_by_hand,

@@ -165,6 +165,7 @@ class BackwardRun:
                 )
             )
             arena.release_scratch()
+        plan.show_in_debug()
         return self._finish()
 
     def _element_start(self, s: int, b: int, domain: int) -> int:

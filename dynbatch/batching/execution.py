@@ -6,7 +6,6 @@ run. A plan that fails leaves everything as it was before it.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
@@ -310,9 +309,7 @@ class Execution:
                 )
             )
             arena.release_scratch()
-        if config.debug:
-            for report in plan.batch_reports:
-                print(f"dynbatch: {report}", file=sys.stderr)
+        plan.show_in_debug()
 
     def value(self, vid: int, type: Any) -> np.ndarray:
         """A copy of a computed value, in the user's shape."""

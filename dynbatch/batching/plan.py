@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 import numpy as np
 
 from dynbatch.batching.stream import ARGS, INTS, fill_tables, table_sizes
+from dynbatch.config import config
 
 
 class Tables:
@@ -143,6 +145,12 @@ class Plan:
     def seconds_per_batch(self) -> list[float]:
         """Run time of each batch, in order."""
         return [b.seconds for b in self.batch_reports]
+
+    def show_in_debug(self) -> None:
+        """Print a line for each batch, in debug mode."""
+        if config.debug:
+            for report in self.batch_reports:
+                print(f"dynbatch: {self.direction} {report}", file=sys.stderr)
 
     def __repr__(self) -> str:
         lines = [

@@ -509,7 +509,7 @@ def affine_transform(exprs: Sequence[Any]) -> Expression:
     if graph is not None and getattr(exprs[0], "is_parameter", False):
         # the fast path, for a bias that is a parameter: what most nodes of a model without cells are
         inputs = [e for e in exprs if e.__class__ is Expression]
-        if inputs and all([e.graph is graph for e in inputs]):
+        if inputs and all(e.graph is graph for e in inputs):
             table = exprs[0].table
             key = (_affine, *[getattr(e, "key", e) for e in exprs])
             signature = table.get(key)
