@@ -1,7 +1,10 @@
 """The command line: ``python -m bench``. Without flags it is a version of about five minutes.
 
+``--ablation`` and ``--growth`` measure other things instead; see `bench.ablation` and `bench.growth`.
+
 ``--json`` writes ``{"machine": ..., "arguments": [...], "missing": {...}, "faults": [...], "rows": [...]}``: the rows
-as `bench.measure.row` describes them, ``missing`` the systems that are not installed, and ``faults`` what went wrong.
+as `bench.measure.row` describes them (empty with ``--ablation`` or ``--growth``, whose rows are under these names),
+``missing`` the systems that are not installed, and ``faults`` what went wrong.
 It is written after every configuration, so that an interrupted run keeps what it has measured.
 """
 
@@ -17,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench import machine, models, report
+from bench import ablation, growth, machine, models, report
 from bench.measure import Configuration, Entry, WorkerFault, measure, peak
 from bench.systems import SYSTEMS
 from dynbatch.errors import FileFormatError
@@ -51,7 +54,20 @@ def parser() -> argparse.ArgumentParser:
         help="of dynbatch and DyNet",
     )
     parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="timed minibatches of each row")
-    parser.add_argument("--data", metavar="DIR", help="folder of training data; none: generated data")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="folder of training data, or MODEL=DIR for the data of one model; none: generated data",
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--ablation", action="store_true", help="instead: what each step from DyNet's way to dynbatch's is worth"
+    )
+    instead.add_argument(
+        "--growth", action="store_true", help="instead: time per node against the nodes and against the batch size"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--report", metavar="DIR", help="write a Markdown report with plots")
     return parser
@@ -75,6 +91,18 @@ def chosen_systems(module: Any, against: list[str], strategies: list[str]) -> li
     ]
 
 
+def folder(model: str, data: list[str]) -> str | None:
+    """Where ``--data`` says that a model's data is; None for generated data."""
+    found = None
+    for item in data:
+        name, equals, path = item.partition("=")
+        if not equals or name not in models.names():
+            found = found or item
+        elif name == model:
+            return path
+    return found
+
+
 def write_json(path: str | None, found: dict[str, Any]) -> None:
     """As a whole: an interruption leaves the file as it was before."""
     if path is not None:
@@ -89,6 +117,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     args = flags.parse_args(arguments)
     if args.json and not Path(args.json).absolute().parent.is_dir():
         flags.error(f"there is no folder to write {args.json} to")
+    kind = "ablation" if args.ablation else "growth" if args.growth else "rows"
     found: dict[str, Any] = {
         "machine": machine.description(),
         "arguments": arguments,
@@ -96,19 +125,27 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "faults": [],
         "rows": [],
     }
+    found.setdefault(kind, [])
     if (busy := found["machine"]["load"]) and busy > BUSY * machine.cores():
         print(f"bench: other processes keep this machine busy (load {busy:.1f}): do not trust times", file=sys.stderr)
     peaks = {threads: peak(threads) for threads in args.threads}
     found["machine"]["blas_peak_gflops"] = peaks
     for name in args.models:
         module = models.find(name)
-        instances, sizes = module.load(args.data)
+        instances, sizes = module.load(folder(name, args.data))
+        if args.growth:
+            grow(name, instances, sizes, args, found)
+            write_json(args.json, found)
+            continue
         if len(instances) < max(args.batch):
             flags.error(f"{name} has {len(instances)} {module.UNIT}, too few for a minibatch of {max(args.batch)}")
-        systems = chosen_systems(module, args.against, args.strategies)
+        if args.ablation:
+            systems, found["skipped"] = ablation.entries(module)
+        else:
+            systems = chosen_systems(module, args.against, args.strategies)
         for mode, batch, threads, hidden in itertools.product(args.mode, args.batch, args.threads, args.hidden):
             configuration = Configuration(name, hidden, batch, mode, threads)
-            present = [(system, strategy) for system, strategy in systems if system not in found["missing"]]
+            present = [entry for entry in systems if entry.system not in found["missing"]]
             with tqdm(total=args.repeats, desc=str(configuration), unit="round", leave=False, disable=None) as bar:
 
                 def progress(what: str, bar: tqdm = bar) -> None:
@@ -120,17 +157,37 @@ def run(arguments: list[str]) -> dict[str, Any]:
                 print(f"{system}: missing ({reason})\n")
             for fault in new.faults:
                 print(f"FAULT: {fault}\n", file=sys.stderr)
-            found["rows"] += new.rows
+            found[kind] += new.rows
             found["missing"] |= new.missing
             found["faults"] += new.faults
             write_json(args.json, found)
             if new.rows:
-                print(f"{configuration} (ms)\n{report.text(report.COLUMNS, report.cells(new.rows))}\n")
+                head, lines = report.table(kind, new.rows)
+                print(f"{configuration} (ms)\n{report.text(head, lines, words=2)}\n")
+    for step, reason in found.get("skipped", {}).items():
+        print(f"{step}: skipped ({reason})")
     if lines := report.headline(found["rows"]):
         print(f"ms a minibatch, the best strategy of each\n{report.text(report.HEADLINE, lines)}")
-    if args.report and found["rows"]:
+    if args.report and found[kind]:
         print("\nwritten: " + ", ".join(map(str, report.save(args.report, found))))
     return found
+
+
+def grow(model: str, instances: list, sizes: dict[str, int], args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Measure one model with ``--growth`` and print it."""
+    systems = chosen_systems(models.find(model), [], args.strategies)
+    job = (model, args.hidden[0], args.threads[0])
+    with tqdm(total=len(systems), desc=f"{model}, growth", leave=False, disable=None) as bar:
+        for entry in systems:
+            bar.set_postfix_str(str(entry))
+            try:
+                found["growth"] += (new := growth.measure(*job, entry, instances, sizes, args.repeats))
+            except WorkerFault as error:
+                print(f"FAULT: {error}\n", file=sys.stderr)
+                found["faults"].append(str(error))
+            else:
+                print(f"{model}, {entry} (us a node)\n{report.text(report.GROWTH, report.growth_cells(new), 4)}\n")
+            bar.update()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -267,7 +267,7 @@ def row(
     """One row of the report; times in ms, and null for what the system does not have or does not tell.
 
     A row has ``replay`` where a timed minibatch was put together from recordings; ``tapes_ms`` is what making those of
-    one minibatch took.
+    one minibatch took. Rows of an ablation have ``step`` in addition.
     """
 
     def median(name: str) -> float | None:
@@ -288,4 +288,5 @@ def row(
         | {"first_ms": ms(first), "tapes_ms": ms(tapes)}
         | {"repeats": len(samples), "peak_mib": end["peak_mib"]}
         | {"gflops": gflops, "blas_share": gflops / blas_peak}
+        | ({"step": entry.step} if entry.step else {})
     )

@@ -20,6 +20,21 @@ HEADLINE = (
     "model", "mode", "hidden", "batch", "threads", "dynbatch", "static", "DyNet", "by hand", "x DyNet", "x by hand",
     "static x DyNet", "static x by hand",
 )  # fmt: skip
+ABLATION = ("step", "system", "total", "min", "max", "x first", "x before", *COLUMNS[7:])
+GROWTH = (
+    "model", "system", "strategy", "against", "hidden", "instances", "nodes", "batches", "record", "schedule", "run",
+    "total",
+)  # fmt: skip
+ABLATION_NOTES = """\
+Each line adds one thing to all above it, under agenda batching. DyNet's way is plain ops, each a node of its own, run
+by NumPy one op at a time. Horizontal fusion makes one product of those that share an input; vertical fusion compiles
+what lies between products into one kernel each; packed products are MKL's, of weights packed once per update; static
+replay is `@dy.static` with every instance recorded before, as from the second epoch on. `x first` is how many times
+faster than DyNet's way, `x before` than the line above. Losses agree to 1e-4. Times are medians in ms."""
+GROWTH_NOTES = """\
+Forward passes without keeping values for backward, of minibatches drawn at random with repetition; medians in
+microseconds a node. A node is a cell or an op, so that systems are to be compared with themselves only.
+`dynbatch-static` replays recordings made before."""
 NOTES = """\
 Times are medians in ms of one minibatch; `first` is the process's very first one, which compiles and allocates.
 `x DyNet` is how many times faster than DyNet with the better of its strategies in the same configuration, `x by hand`
@@ -75,6 +90,31 @@ def cells(rows: list[Row]) -> list[list[str]]:
     return table
 
 
+def ablation_cells(rows: list[Row]) -> list[list[str]]:
+    """The ablation of one configuration, without its head (`ABLATION`)."""
+    table, before = [], rows[0]["total_ms"]
+    for row, line in zip(rows, cells(rows)):
+        gains = [ratio(other, row["total_ms"]) for other in (rows[0]["total_ms"], before)]
+        table.append([row["step"], row["system"], *line[2:5], *gains, *line[7:]])
+        before = row["total_ms"]
+    return table
+
+
+def growth_cells(rows: list[Row]) -> list[list[str]]:
+    """The growth of one model, without its head (`GROWTH`); times in microseconds a node."""
+    return [
+        [row["model"], row["system"], row["strategy"], row["against"]]
+        + [number(row[name], 0) for name in ("hidden", "instances", "nodes", "batches")]
+        + [number(row[f"{name}_us"]) for name in ("record", "schedule", "run", "total")]
+        for row in rows
+    ]
+
+
+def table(kind: str, rows: list[Row]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Head and lines for the rows of one configuration, of the comparison or of the ablation."""
+    return (ABLATION, ablation_cells(rows)) if kind == "ablation" else (COLUMNS, cells(rows))
+
+
 def headline(rows: list[Row]) -> list[list[str]]:
     """A line for each configuration: dynbatch with the better of its strategies against the peers."""
     table = []
@@ -106,21 +146,28 @@ def markdown(head: tuple[str, ...], lines: list[list[str]], words: int = 2) -> s
     return "\n".join("| " + " | ".join(line) + " |" for line in (shown[0], rule, *shown[1:]))
 
 
-def document(report: dict[str, Any], plots: list[str]) -> str:
-    """The Markdown report."""
-    machine, rows = report["machine"], report["rows"]
+def beginning(title: str, report: dict[str, Any]) -> list[str]:
+    """How each document begins: the command, the machine, and what is missing."""
+    machine = report["machine"]
     peaks = ", ".join(
         f"{peak:,.0f} GFLOP/s on {Configuration.of_threads(threads)}"
         for threads, peak in machine["blas_peak_gflops"].items()
     )
     installed = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     parts = [
-        "# dynbatch beside its peers",
+        f"# {title}",
         f"`{shlex.join(['python', '-m', 'bench', *report['arguments']])}`, {machine['date'][:10]}",
         f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; {installed}. BLAS peak: {peaks}.",
     ]
-    parts += [f"**Missing:** {system} ({reason})" for system, reason in report["missing"].items()]
-    parts += [f"**Went wrong:** {fault.splitlines()[0]}" for fault in report["faults"]]
+    missing = report["missing"] | report.get("skipped", {})
+    parts += [f"**Missing:** {system} ({reason})" for system, reason in missing.items()]
+    return parts + [f"**Went wrong:** {fault.splitlines()[0]}" for fault in report["faults"]]
+
+
+def document(report: dict[str, Any], plots: list[str]) -> str:
+    """The comparison in Markdown."""
+    rows = report["rows"]
+    parts = beginning("dynbatch beside its peers", report)
     if lines := headline(rows):
         parts += ["## In short", markdown(HEADLINE, lines), "Best strategy of each; ms a minibatch."]
     parts += [f"![{Path(plot).stem}]({plot})" for plot in plots]
@@ -130,17 +177,45 @@ def document(report: dict[str, Any], plots: list[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def save(folder: str | Path, report: dict[str, Any]) -> list[Path]:
-    """Writes ``bench.md`` and one PNG a model into ``folder``; returns what it wrote.
+def ablation_document(report: dict[str, Any]) -> str:
+    """The ablation in Markdown."""
+    parts = [*beginning("From DyNet's way to dynbatch's, one step at a time", report), ABLATION_NOTES]
+    for configuration, members in groups(report["ablation"]):
+        parts += [f"## {Configuration(**configuration)}", markdown(ABLATION, ablation_cells(members))]
+    return "\n\n".join(parts) + "\n"
 
-    Without matplotlib there are no PNGs.
+
+def growth_document(report: dict[str, Any], plots: list[str]) -> str:
+    """The growth in Markdown."""
+    parts = [*beginning("Time per node", report), GROWTH_NOTES]
+    parts += [f"![{Path(plot).stem}]({plot})" for plot in plots]
+    return "\n\n".join([*parts, markdown(GROWTH, growth_cells(report["growth"]), 4)]) + "\n"
+
+
+def save(folder: str | Path, report: dict[str, Any]) -> list[Path]:
+    """Writes into ``folder`` what was measured, and returns what it wrote.
+
+    That is ``bench.md`` and one PNG a model, or ``ablation.md``, or ``growth.md`` and one PNG a model. Without
+    matplotlib there are no PNGs.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    models = dict.fromkeys(row["model"] for row in report["rows"])
-    plots = [path for model in models if (path := plot(folder / f"{model}.png", model, report["rows"]))]
-    written = folder / "bench.md"
-    written.write_text(document(report, [path.name for path in plots]), encoding="utf-8")
+    kind = next(kind for kind in ("rows", "ablation", "growth") if report.get(kind))
+    rows, plots = report[kind], []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        if kind == "rows":
+            plots.append(plot(folder / f"{model}.png", model, rows))
+        elif kind == "growth":
+            plots.append(growth_plot(folder / f"growth-{model}.png", [row for row in rows if row["model"] == model]))
+    plots = [path for path in plots if path]
+    names = [path.name for path in plots]
+    if kind == "rows":
+        written, text = folder / "bench.md", document(report, names)
+    elif kind == "ablation":
+        written, text = folder / "ablation.md", ablation_document(report)
+    else:
+        written, text = folder / "growth.md", growth_document(report, names)
+    written.write_text(text, encoding="utf-8")
     return [written, *plots]
 
 
@@ -179,5 +254,31 @@ def plot(path: Path, model: str, rows: list[Row]) -> Path | None:
             axes.set_ylabel(f"instances/s, {Configuration.of_threads(threads)}")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper")
+    figure.savefig(path)
+    return path
+
+
+def growth_plot(path: Path, rows: list[Row]) -> Path | None:
+    """Time per node against nodes and against batch size: in all, and (dashed) of scheduling."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    lines = list(dict.fromkeys((row["system"], row["strategy"]) for row in rows))
+    figure = Figure(figsize=(11, 3.8), dpi=120, layout="constrained")
+    for k, (against, key) in enumerate((("nodes", "nodes"), ("batch size", "instances"))):
+        axes = figure.add_subplot(1, 2, k + 1)
+        for s, (system, strategy) in enumerate(lines):
+            own = [
+                row for row in rows if (row["system"], row["strategy"], row["against"]) == (system, strategy, against)
+            ]
+            x = [row[key] for row in own]
+            axes.plot(x, [row["total_us"] for row in own], "o-", color=f"C{s}", ms=3, label=f"{system} ({strategy})")
+            axes.plot(x, [row["schedule_us"] for row in own], "--", color=f"C{s}", lw=1)
+        axes.set(xlabel=against, xscale="log", yscale="log", title=f"{rows[0]['model']}, hidden {rows[0]['hidden']}")
+        axes.grid(alpha=0.3)
+        if k == 0:
+            axes.set_ylabel("us a node; dashed: scheduling")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper")
     figure.savefig(path)
     return path

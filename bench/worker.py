@@ -130,6 +130,16 @@ class Session:
         settle()
         return phases | self.system.counts() | {"flops": self.passes * sum(map(self.flops, batch))}
 
+    def grow(self, count: int, repeats: int) -> list[dict[str, float]]:
+        """Timed steps on minibatches of ``count`` instances drawn at random, after one that is not timed."""
+        samples = []
+        for repeat in range(1 + repeats):
+            random = np.random.default_rng([SEED, count, repeat])
+            chosen = random.integers(len(self.minibatches.instances), size=count)
+            _, phases = self.run([self.minibatches.instances[k] for k in chosen])
+            samples.append(phases | self.system.counts())
+        return samples[1:]
+
     def finish(self) -> dict[str, Any]:
         """``peak_mib`` of the process, and ``blas``."""
         return {"peak_mib": peak_mib(), "blas": self.system.blas()}

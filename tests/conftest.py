@@ -10,6 +10,9 @@ import pytest
 import dynbatch as dy
 from dynbatch.config import Config, config
 from dynbatch.cpu import tiers
+from dynbatch.cpu.memory import Arena
+
+Arena.poisoned = True
 
 # "ci" draws the same examples every time, so that a red build means a change and not bad luck.
 # HYPOTHESIS_PROFILE=search looks for new ones.

@@ -57,9 +57,7 @@ CASES: dict[str, Case] = {
     "cdiv_broadcast": Case((M, A), lambda dy, x, y: dy.cdiv(x, y), "positive"),
     "pow": Case((A, (1,)), lambda dy, x, y: dy.pow(x, y), "positive"),
     "affine_transform": Case((A, M, B), lambda dy, b, w, x: dy.affine_transform([b, w, x])),
-    "affine_transform_two": Case(
-        (A, M, B, (3, 3), A), lambda dy, b, w, x, u, y: dy.affine_transform([b, w, x, u, y])
-    ),
+    "affine_transform_two": Case((A, M, B, (3, 3), A), lambda dy, b, w, x, u, y: dy.affine_transform([b, w, x, u, y])),
     "affine_transform_matrix": Case((A, M, N), lambda dy, b, w, x: dy.affine_transform([b, w, x])),
     "transpose": Case((M,), lambda dy, x: dy.transpose(x)),
     "transpose_vector": Case((A,), lambda dy, x: dy.transpose(x)),
@@ -68,9 +66,24 @@ CASES: dict[str, Case] = {
     **{
         name: Case((M,), lambda dy, x, name=name: getattr(dy, name)(x), domain)  # type: ignore[misc]
         for name, domain in {
-            "exp": "real", "log": "positive", "sqrt": "positive", "square": "real", "abs": "real", "tanh": "real",
-            "logistic": "real", "rectify": "real", "elu": "real", "silu": "real", "log_sigmoid": "real", "nobackprop": "real", "flip_gradient": "real", "sum_elems": "real",
-            "mean_elems": "real", "squared_norm": "real", "softmax": "real", "log_softmax": "real",
+            "exp": "real",
+            "log": "positive",
+            "sqrt": "positive",
+            "square": "real",
+            "abs": "real",
+            "tanh": "real",
+            "logistic": "real",
+            "rectify": "real",
+            "elu": "real",
+            "silu": "real",
+            "log_sigmoid": "real",
+            "nobackprop": "real",
+            "flip_gradient": "real",
+            "sum_elems": "real",
+            "mean_elems": "real",
+            "squared_norm": "real",
+            "softmax": "real",
+            "log_softmax": "real",
         }.items()
     },  # fmt: skip
     "softsign": Case((A,), lambda dy, x: dy.softsign(x)),
@@ -130,9 +143,7 @@ CASES: dict[str, Case] = {
     "batch_times": Case((M[::-1],), lambda dy, w: w * dy.inputTensor(BATCH, batched=True)),
     "sum_batches": Case((A, A), lambda dy, x, y: dy.sum_batches(dy.concatenate_to_batch([x, y]))),
     "pick_batch_elem": Case((A, A), lambda dy, x, y: dy.pick_batch_elem(dy.concatenate_to_batch([x, y]), 1)),
-    "pick_batch_elems": Case(
-        (A, A, A), lambda dy, *xs: dy.pick_batch_elems(dy.concatenate_to_batch(list(xs)), [0, 2])
-    ),
+    "pick_batch_elems": Case((A, A, A), lambda dy, *xs: dy.pick_batch_elems(dy.concatenate_to_batch(list(xs)), [0, 2])),
     "pick_batch": Case((B, B), lambda dy, x, y: dy.pick_batch(dy.concatenate_to_batch([x, y]), [1, 3])),
     "pickneglogsoftmax_batch": Case(
         (B, B), lambda dy, x, y: dy.pickneglogsoftmax_batch(dy.concatenate_to_batch([x, y]), [1, 3])

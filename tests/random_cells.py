@@ -73,7 +73,20 @@ SHAPED: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[..., Any]]] = {
     "flat": ((M,), lambda x: dy.reshape(x, (9,))[2:7]),
     "gates": ((V, V), lambda x, y: (lambda z: dy.cmult(z[0:3], dy.tanh(z[3:6])))(dy.concatenate([x, y]))),
 }
-NAMES = [*ELEMENTWISE, *BINARY, *SHAPED, "shared", "gated", "narrow", "affine", "layer_norm", "pick", "column", "loss", "rate"]
+NAMES = [
+    *ELEMENTWISE,
+    *BINARY,
+    *SHAPED,
+    "shared",
+    "gated",
+    "narrow",
+    "affine",
+    "layer_norm",
+    "pick",
+    "column",
+    "loss",
+    "rate",
+]
 
 steps = st.tuples(st.sampled_from(NAMES), *[st.integers(0, 40)] * 3)
 scripts = st.fixed_dictionaries(

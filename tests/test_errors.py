@@ -114,7 +114,7 @@ def test_a_shape_error_in_a_cell_names_the_op_and_the_line(W: Any) -> None:
 
 
 def test_two_vectors_have_no_matrix_product() -> None:
-    with pytest.raises(dy.ShapeError, match="cmult.*dot_product"):
+    with pytest.raises(dy.ShapeError, match=r"cmult.*dot_product"):
         vector() * vector()
 
 
@@ -406,7 +406,7 @@ def test_backward_after_the_parameters_changed(change: str) -> None:
         "init_row": lambda: table.init_row(1, np.ones(3)),
     }[change]()
     pc.reset_gradient()
-    with pytest.raises(dy.BackwardError, match="changed since.*renew"):
+    with pytest.raises(dy.BackwardError, match=r"changed since.*renew"):
         loss.backward()
     assert not W.grad_as_array().any() and not table.grad_as_array().any()
     dy.renew_cg()
@@ -513,7 +513,7 @@ def test_ways_to_read_a_value(W: Any) -> None:
 
 def test_an_unknown_strategy_lists_the_valid_ones() -> None:
     for choose in (lambda: dy.init(autobatch="fast"), lambda: dy.autobatch("fast").__enter__()):
-        with pytest.raises(dy.ConfigurationError, match="'fast'.*off, depth, agenda"):
+        with pytest.raises(dy.ConfigurationError, match=r"'fast'.*off, depth, agenda"):
             choose()
     assert dy.tanh(vector()).value()
 
@@ -564,7 +564,7 @@ def test_a_nan_within_a_cell_is_found() -> None:
     def inner(x):
         return dy.tanh(dy.log(x)) + 1.0
 
-    with pytest.raises(dy.ValidityError, match="NaN.*inner"):
+    with pytest.raises(dy.ValidityError, match=r"NaN.*inner"):
         inner(dy.scalarInput(-1.0)).value()
 
 
@@ -581,7 +581,7 @@ def test_a_nan_in_a_gradient_is_found() -> None:
     dy.init(check_validity=True)
     W = dy.ParameterCollection().add_parameters(2, init=np.array([0.0, 1.0]))
     loss = dy.sum_elems(dy.sqrt(W))
-    with pytest.raises(dy.ValidityError, match="infinity|NaN"):
+    with pytest.raises(dy.ValidityError, match=r"infinity|NaN"):
         loss.backward()
     assert np.isfinite(W.grad_as_array()).all(), "the parameters' gradients are as they were"
 
@@ -693,7 +693,7 @@ def test_a_cell_that_captures_an_expression() -> None:
     def captures(x):
         return x + outside
 
-    with pytest.raises(dy.CellError, match="captures.*argument"):
+    with pytest.raises(dy.CellError, match=r"captures.*argument"):
         captures(vector())
 
 

@@ -160,6 +160,7 @@ class BackwardRun:
                     nodes.size,
                     clock() - begin,
                     job.gathered * arena.itemsize,
+                    job.viewed * arena.itemsize,
                     routine.tier,
                     pools.shapes,
                 )

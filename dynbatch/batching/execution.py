@@ -15,6 +15,7 @@ from dynbatch.batching import stream as passes
 from dynbatch.batching.agenda import agenda
 from dynbatch.batching.backward_run import BackwardRun
 from dynbatch.batching.depth import depth
+from dynbatch.batching.layout import arrange
 from dynbatch.batching.off import off
 from dynbatch.batching.pending import Pending
 from dynbatch.batching.plan import BatchReport, Plan, Tables
@@ -186,6 +187,8 @@ class Execution:
             self.stream, self.layout, self.pos, self.producer, self.place,
         )  # fmt: skip
         order, starts = STRATEGIES[strategy](pending)
+        if strategy != "off":
+            order = arrange(pending, order, starts, self.chosen)
         signatures = self.sig[order[starts[:-1]]]
         before = (self.arena.top, [(p.rows, len(p.segments), p.kept, p.version) for p in self.pools])
         try:
@@ -304,6 +307,7 @@ class Execution:
                     rows,
                     clock() - begin,
                     job.gathered * arena.itemsize,
+                    job.viewed * arena.itemsize,
                     routine.tier,
                     pools.shapes,
                 )

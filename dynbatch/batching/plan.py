@@ -79,17 +79,21 @@ class BatchReport:
         rows: nodes in the batch.
         seconds: time it ran.
         gathered: bytes copied to bring its operands together.
+        viewed: bytes of operands that lay together already and were passed as views.
         tier: ``numpy`` or ``compiled``.
         shapes: of the outputs.
     """
 
-    __slots__ = ("gathered", "name", "rows", "seconds", "shapes", "tier")
+    __slots__ = ("gathered", "name", "rows", "seconds", "shapes", "tier", "viewed")
 
-    def __init__(self, name: str, rows: int, seconds: float, gathered: int, tier: str, shapes: str) -> None:
+    def __init__(
+        self, name: str, rows: int, seconds: float, gathered: int, viewed: int, tier: str, shapes: str
+    ) -> None:
         self.name = name
         self.rows = rows
         self.seconds = seconds
         self.gathered = gathered
+        self.viewed = viewed
         self.tier = tier
         self.shapes = shapes
 
@@ -142,6 +146,17 @@ class Plan:
         return sum(b.gathered for b in self.batch_reports)
 
     @property
+    def bytes_viewed(self) -> int:
+        """Bytes of operands that lay together already and were not copied."""
+        return sum(b.viewed for b in self.batch_reports)
+
+    @property
+    def gathering_avoided(self) -> float:
+        """The share of operand bytes that needed no copy, 0 to 1."""
+        total = self.bytes_gathered + self.bytes_viewed
+        return self.bytes_viewed / total if total else 0.0
+
+    @property
     def seconds_per_batch(self) -> list[float]:
         """Run time of each batch, in order."""
         return [b.seconds for b in self.batch_reports]
@@ -155,8 +170,8 @@ class Plan:
     def __repr__(self) -> str:
         lines = [
             f"{self.direction} plan by {self.strategy}: {self.nodes} nodes in {self.batches} batches, "
-            f"{self.bytes_gathered / 1024:.0f} KiB gathered, scheduled in {self.schedule_seconds * 1e3:.2f} ms, "
-            f"run in {self.run_seconds * 1e3:.2f} ms"
+            f"{self.bytes_gathered / 1024:.0f} KiB gathered ({self.gathering_avoided:.0%} avoided), "
+            f"scheduled in {self.schedule_seconds * 1e3:.2f} ms, run in {self.run_seconds * 1e3:.2f} ms"
         ]
         groups: dict[tuple[str, str, str], list[BatchReport]] = {}
         for report in self.batch_reports:

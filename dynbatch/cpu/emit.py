@@ -162,11 +162,19 @@ class _Emitter:
             if v in self.stored and value.op is not None and value.domain == SHARED and v not in self.routine.late:
                 self._store(v)
         head = ["def run(job, shared):", "    arena, tables, b, rows = job.arena, job.tables, job.b, job.rows"]
-        head += ["    mem, address, destination, n1, gathered = arena.mem, arena.address, job.destination, 1, 0"]
+        head += [
+            "    mem, address, destination = arena.mem, arena.address, job.destination",
+            "    n1, gathered, viewed = 1, 0, 0",
+        ]
         if self.prepared:
             head.append(f"    {''.join(f's{i}, ' for i in range(len(self.prepared)))}= shared")
         used = {domain for _, domain, _ in self.scratch} | {self.values[v].domain for v in self.located}
-        body = [*self._scratch_lines(used), *(f"    {line}" for line in self.lines), "    job.gathered += gathered"]
+        body = [
+            *self._scratch_lines(used),
+            *(f"    {line}" for line in self.lines),
+            "    job.gathered += gathered",
+            "    job.viewed += viewed",
+        ]
         return "\n".join([*head, *body]) + "\n"
 
     def _scratch_lines(self, domains: set[int]) -> list[str]:
@@ -229,6 +237,7 @@ class _Emitter:
             x = self._index(v)
             self._add(f"if C{v} and {x}.size:")
             self._add(f"    L{v} = int({x}[0])")
+            self._add(f"    viewed += {x}.size * {size}")
             self._add("else:")
             self._add(f"    L{v} = arena.scratch({x}.size * {size})")
             self._add(f"    gather(mem, {x}, {size}, L{v}, {size})")

@@ -26,9 +26,10 @@ class Job:
         data: values given by the user.
         destination: where the rows of each stored value go.
         gathered: elements copied to bring operands together, counted by who copies.
+        viewed: elements of operands that lay together and were not copied.
     """
 
-    __slots__ = ("arena", "b", "data", "destination", "gathered", "rows", "signature", "tables")
+    __slots__ = ("arena", "b", "data", "destination", "gathered", "rows", "signature", "tables", "viewed")
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Job:
         self.rows = rows
         self.data = data
         self.destination = destination
-        self.gathered = 0
+        self.gathered = self.viewed = 0
 
     def kept(self, v: int) -> int:
         """Location of forward value ``v`` of these rows, which follow each other (gradients only)."""

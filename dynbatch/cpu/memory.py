@@ -57,7 +57,10 @@ class Arena:
         mem: the flat array.
         address: of the first element.
         top: elements in use.
+        poisoned: fill fresh space with NaN, so that reading what was never written shows; for tests.
     """
+
+    poisoned = False
 
     def __init__(self, dtype: str) -> None:
         self._mapping = _reserve(_RESERVE)
@@ -101,6 +104,8 @@ class Arena:
         end = start + -(-elements // self._align) * self._align
         if end > self._checked[part]:
             self._check(part, end, elements, limit)
+        if Arena.poisoned:
+            self.mem[start:end] = np.nan
         return end
 
     def _check(self, part: int, end: int, elements: int, limit: int) -> None:

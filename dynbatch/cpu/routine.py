@@ -206,12 +206,14 @@ class Routine:
                 where, run = tables.arg_column(b, index)
                 if run:
                     frame.location[v] = int(where[0])
+                    job.viewed += where.size * value.type.size  # type: ignore[union-attr]
                 frame.index[v] = where
             elif kind == "list":
                 _, where, run = tables.list_segments(b, index)
                 frame.elements[value.domain] = where.size
                 if run and where.size:
                     frame.location[v] = int(where[0])
+                    job.viewed += where.size * value.type.size  # type: ignore[union-attr]
                 frame.index[v] = where
             elif kind == "ptr":
                 which = next(k for k, g in self.groups.items() if g == index)

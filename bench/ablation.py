@@ -1,0 +1,60 @@
+"""What each step from DyNet's way of batching to dynbatch's is worth: ``python -m bench --ablation``.
+
+As the table of the ACRoBat paper: every line has what the lines above have, and one thing more. The switches are
+variables of the worker's environment, and one pass that the worker replaces by nothing; all strategies are agenda.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import NamedTuple
+
+from bench.measure import Entry
+
+STRATEGY = "agenda"
+
+
+class Step(NamedTuple):
+    """One thing that is added: a system, a variable, or horizontal fusion."""
+
+    name: str
+    system: str | None = None
+    variable: tuple[str, str] | None = None
+    horizontal: bool = False
+
+
+START = (("DYNBATCH_COMPILE", "never"), ("DYNBATCH_BLAS", "numpy"))
+STEPS = (
+    Step("DyNet's way", system="dynbatch-plain"),
+    Step("cells", system="dynbatch"),
+    Step("horizontal fusion", horizontal=True),
+    Step("vertical fusion", variable=("DYNBATCH_COMPILE", "hot")),
+    Step("packed products", variable=("DYNBATCH_BLAS", "mkl")),
+    Step("static replay", system="dynbatch-static"),
+)
+
+
+def entries(module: ModuleType) -> tuple[list[Entry], dict[str, str]]:
+    """The steps for a model, and why some were left out; those after them do without."""
+    environment, system, horizontal = dict(START), "", False
+    found, skipped = [], {}
+    for step in STEPS:
+        if step.system and step.system not in module.PROGRAMS:
+            skipped[step.name] = f"the model has no {step.system}"
+        elif step.variable == ("DYNBATCH_BLAS", "mkl") and not has_mkl():
+            skipped[step.name] = "MKL is not installed: pip install dynbatch[mkl]"
+        else:
+            system, horizontal = step.system or system, horizontal or step.horizontal
+            environment |= dict([step.variable]) if step.variable else {}
+            found.append(Entry(system, STRATEGY, step.name, tuple(environment.items()), horizontal))
+    return found, skipped
+
+
+def has_mkl() -> bool:
+    """Whether dynbatch finds the library of the extra ``mkl``."""
+    try:
+        version("mkl")
+    except PackageNotFoundError:
+        return False
+    return True

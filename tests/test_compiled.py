@@ -1,0 +1,204 @@
+"""The compiled tier against the NumPy tier: a fixed set of Programs compiled, random Programs with interpreted kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import random_cells
+from hypothesis import HealthCheck, assume, given, settings
+
+import dynbatch as dy
+from dynbatch.compiler import ir
+from dynbatch.cpu import emit, tiers
+
+WIDTHS = [1, 2, 3, 17, 64]
+ROWS = [1, 3, 70]
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+
+
+class Programs:
+    """The fixed set: cells over vectors of one width. Each is called as ``cell(x, y, z, m, k, rate, xs, ys)``.
+
+    That is three vectors, a matrix of the width's size, an index below 2, a number, and two lists of vectors of one
+    length. Every cell takes all of them, so that one function can drive them all.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.pc = dy.ParameterCollection()
+        n = self.n = width
+        self.gates = [[self.pc.add_parameters((n, n)) for _ in range(2)] for _ in range(5)]
+        self.biases = [self.pc.add_parameters(n) for _ in range(5)]
+        self.wide = self.pc.add_parameters((n, 2 * n))
+        self.g, self.s = self.pc.add_parameters(n), self.pc.add_parameters(1)
+        self.words = self.pc.add_lookup_parameters((4, n))
+
+    def _gate(self, i: int, x: Any, y: Any) -> Any:
+        return dy.affine_transform([self.biases[i], self.gates[i][0], x, self.gates[i][1], y])
+
+    @dy.cell
+    def tree_leaf(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        e = dy.lookup(self.words, k)
+        i, o, u = (self.gates[j][0] * e + self.biases[j] for j in range(3))
+        c = dy.cmult(dy.logistic(i), dy.tanh(u))
+        return dy.cmult(dy.logistic(o), dy.tanh(c)), c
+
+    @dy.cell
+    def tree_node(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        i, left, right, o = (dy.logistic(self._gate(j, x, y)) for j in range(4))
+        c = dy.cmult(i, dy.tanh(self._gate(4, x, y))) + dy.cmult(left, z) + dy.cmult(right, x)
+        return dy.cmult(o, dy.tanh(c)), c
+
+    @dy.cell
+    def gru(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        r, u = dy.logistic(self._gate(0, x, y)), dy.logistic(self._gate(1, x, y))
+        return dy.cmult(u, y) + dy.cmult(1 - u, dy.tanh(self._gate(2, x, dy.cmult(r, y))))
+
+    @dy.cell
+    def child_sum(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        total = dy.esum(xs)
+        i, o = dy.logistic(self._gate(0, x, total)), dy.logistic(self._gate(1, x, total))
+        wx = self.gates[3][0] * x + self.biases[3]
+        c = dy.cmult(i, dy.tanh(self._gate(2, x, total)))
+        c = c + dy.esum([dy.cmult(dy.logistic(wx + self.gates[3][1] * a), b) for a, b in zip(xs, ys)])
+        return dy.cmult(o, dy.tanh(c)), c
+
+    @dy.cell
+    def list_attention(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        scores = [dy.dot_product(x, a) * rate for a in xs]
+        top = dy.logsumexp(scores)
+        mixed = dy.esum([b * 1.0 if False else dy.cmult(b, dy.exp(s - top)) for s, b in zip(scores, ys)])
+        return mixed, dy.emax(xs) + dy.average([dy.tanh(a + y) for a in ys])
+
+    @dy.cell
+    def broadcasting(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        s = dy.sum_elems(x) * 0.1 + self.s
+        a = dy.cmult(m + x, s) - dy.tanh(m) * rate + 2.0 / (3.0 + dy.square(s))
+        column = dy.reshape(y, (1, self.n))
+        b = dy.tanh(dy.cmult(y, s) + (rate - z) * 0.5 + self.s)
+        return a, b + dy.reshape(dy.transpose(column), (self.n,)), s - b
+
+    @dy.cell
+    def unary(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        positive = dy.abs(x) + 0.5
+        return (
+            -x, dy.exp(x), dy.square(x), dy.abs(x), dy.tanh(x), dy.logistic(x), dy.rectify(x), dy.gelu(x),
+            dy.elu(x, rate), dy.elu(x), dy.silu(x, rate), dy.silu(x), dy.softsign(x), dy.log_sigmoid(x), dy.nobackprop(x),
+            dy.log(positive), dy.sqrt(positive), dy.pow(positive, rate), dy.pow(x, 2), dy.pow(x, 3.0),
+            x + rate, rate - x, x * rate, x / 2.0, rate / positive, dy.flip_gradient(x),
+        )  # fmt: skip
+
+    @dy.cell
+    def binary(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        unit = dy.logistic(x)
+        return (
+            x + y, x - y, dy.cmult(x, y), dy.cdiv(x, y), dy.bmax(x, y), dy.bmin(x, y), dy.emax([x, y]),
+            dy.logsumexp([x, y]), dy.binary_log_loss(unit, dy.nobackprop(dy.logistic(y))), dy.huber_distance(x, y, 0.5),
+            dy.l1_distance(x, y), dy.squared_distance(x, y), dy.pow(dy.abs(x) + 0.5, dy.sum_elems(y) * 0.1),
+        )  # fmt: skip
+
+    @dy.cell
+    def sliced(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        n = self.n
+        both = dy.concatenate([self.gates[0][0] * x, dy.tanh(y), x, dy.tanh(y)])
+        first, last = both[0:n], both[3 * n :]
+        nested = dy.concatenate([dy.logistic(first), dy.concatenate([last, z])])
+        shifted = nested[n // 2 : n // 2 + n]
+        return dy.tanh(self.wide * nested[n:]), dy.cmult(shifted, first) + dy.reshape(shifted, (n,)), both
+
+    @dy.cell
+    def gradients_changed(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        a = dy.scale_gradient(dy.tanh(self.gates[0][0] * x), rate) + dy.nobackprop(self.gates[1][0] * y)
+        return dy.cmult(dy.flip_gradient(a), dy.scale_gradient(y, 3.0)) + dy.cmult(dy.nobackprop(a), dy.logistic(z))
+
+    @dy.cell
+    def normalized(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        h = dy.layer_norm(self._gate(0, x, y), self.g, self.biases[1])
+        wide = dy.layer_norm(m, self.g, self.biases[2])
+        return x + self.gates[1][0] * dy.gelu(h), dy.tanh(wide)
+
+    @dy.cell
+    def attention(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        query = self.gates[0][0] * x
+        weights = dy.softmax(dy.transpose(m) * query * (1 / self.n**0.5))
+        rows = dy.log_softmax(m, 1)
+        return self.gates[1][0] * (m * weights) + y, dy.pick(dy.softmax(m), 0, 1), dy.sum_dim(rows, [1])
+
+    @dy.cell
+    def mv_rnn(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        other = m * dy.concatenate_cols([x] * self.n) if self.n > 1 else m * m
+        p = dy.tanh(self.wide * dy.concatenate([other * x, m * y]) + self.biases[0])
+        return p, self.gates[0][0] * m + self.gates[1][0] * other, m * other
+
+    @dy.cell
+    def loss(self, x: Any, y: Any, z: Any, m: Any, k: int, rate: float, xs: Any, ys: Any) -> Any:
+        scores = dy.concatenate([self.gates[0][0] * x + self.biases[0], y])
+        chosen = dy.pick(m, 0, 1) + dy.select_rows(scores, [k] * self.n)
+        return dy.pickneglogsoftmax(scores, k) * rate, dy.hinge(scores, k, 0.5), chosen, dy.pick(scores, k)
+
+
+NAMES = [name for name, cell in vars(Programs).items() if not name.startswith("_")]
+
+
+def measure(model: Programs, name: str, rows: int, special: bool = False) -> list[np.ndarray]:
+    """Values and gradients of a batch: operands in another order than they were made, and some of them shared."""
+    dy.renew_cg()
+    model.pc.reset_gradient()
+    rng = np.random.default_rng(rows)
+    n = model.n
+
+    def inputs(shape: tuple[int, ...], count: int) -> list[Any]:
+        arrays = rng.normal(size=(count, *shape))
+        if special:
+            arrays.reshape(-1)[rng.permutation(arrays.size)[: 4 + arrays.size // 4]] = np.resize(
+                [np.nan, np.inf, -np.inf, 0.0, 90.0, -90.0, 1e-30], 4 + arrays.size // 4
+            )[: arrays.size]
+        made = [dy.inputTensor(a) for a in arrays]
+        return [made[i] for i in rng.permutation(count)]
+
+    xs, zs, ms = inputs((n,), rows), inputs((n,), rows), inputs((n, n), rows)
+    ys = [dy.tanh(x) for x in xs[::-1]] if not special else inputs((n,), rows)
+    results, operands = [], [*xs, *zs, *ms]
+    for r in range(rows):
+        count = 1 + r % 3
+        lists = inputs((n,), count), [zs[(r + i) % rows] for i in range(count)]
+        operands += lists[0]
+        vectors = xs[r], ys[-1 - r // 2], zs[r]
+        made = getattr(model, name)(*vectors, ms[r], r % 2, float(rng.uniform(0.5, 1.5)), *lists)
+        results += made if isinstance(made, tuple) else [made]
+    weights = [dy.inputTensor(rng.uniform(0.5, 1.0, size=e.dim()[0])) for e in results]
+    loss = dy.esum([dy.sum_elems(dy.cmult(e, w)) for e, w in zip(results, weights)])
+    loss.backward(full=True)
+    parameters = [*model.pc.parameters_list(), *model.pc.lookup_parameters_list()]
+    found = [e.npvalue() for e in results] + [e.gradient() for e in operands]
+    return found + [p.grad_as_array() for p in parameters]
+
+
+def compare(name: str, dtype: str, widths: list[int], rows: list[int]) -> None:
+    dy.init(dtype=dtype, seed=3)
+    for width in widths:
+        model = Programs(width)
+        for count in rows:
+            tiers.set_mode("never")
+            expected = measure(model, name, count)
+            tiers.set_mode("always")
+            found = measure(model, name, count)
+            reports = [r.tier for r in dy.plan().batch_reports if r.name.endswith(name)]
+            assert reports == ["compiled"]
+            for actual, wanted in zip(found, expected):
+                tolerance = TOLERANCE[dtype] * max(1.0, float(np.abs(wanted).max()))
+                np.testing.assert_allclose(
+                    actual, wanted, rtol=TOLERANCE[dtype], atol=tolerance, err_msg=f"width {width}, {count} rows"
+                )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fixed_programs_in_float32(name: str) -> None:
+    compare(name, "float32", WIDTHS, ROWS)
+
+
+@pytest.mark.parametrize("name", ["tree_node", "child_sum", "unary", "binary"])
+def test_fixed_programs_in_float64(name: str) -> None:
+    compare(name, "float64", WIDTHS[1:], ROWS)
