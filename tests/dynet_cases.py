@@ -25,6 +25,18 @@ A, B, M, N = (3,), (4,), (3, 4), (4, 3)
 BATCH = np.random.default_rng(3).normal(size=(3, 4)).astype(np.float32)
 TABLE = (5, 3)
 
+UNARY = dict.fromkeys(
+    ["exp", "square", "abs", "tanh", "logistic", "rectify", "elu", "silu", "log_sigmoid", "nobackprop", "flip_gradient"]
+    + ["sum_elems", "mean_elems", "squared_norm", "softmax", "log_softmax"],
+    "real",
+) | {"log": "positive", "sqrt": "positive"}
+"""Ops that take one operand of any shape, and where it is drawn from."""
+
+
+def _op(name: str) -> Callable[[Any, Any], Any]:
+    return lambda dy, x: getattr(dy, name)(x)
+
+
 CASES: dict[str, Case] = {
     # inputs
     "inputVector": Case((A,), lambda dy, x: dy.cmult(x, dy.inputVector([1.0, -2.0, 3.0]))),
@@ -63,29 +75,7 @@ CASES: dict[str, Case] = {
     "transpose_vector": Case((A,), lambda dy, x: dy.transpose(x)),
     "dot_product": Case((A, A), lambda dy, x, y: dy.dot_product(x, y)),
     # elementwise
-    **{
-        name: Case((M,), lambda dy, x, name=name: getattr(dy, name)(x), domain)  # type: ignore[misc]
-        for name, domain in {
-            "exp": "real",
-            "log": "positive",
-            "sqrt": "positive",
-            "square": "real",
-            "abs": "real",
-            "tanh": "real",
-            "logistic": "real",
-            "rectify": "real",
-            "elu": "real",
-            "silu": "real",
-            "log_sigmoid": "real",
-            "nobackprop": "real",
-            "flip_gradient": "real",
-            "sum_elems": "real",
-            "mean_elems": "real",
-            "squared_norm": "real",
-            "softmax": "real",
-            "log_softmax": "real",
-        }.items()
-    },  # fmt: skip
+    **{name: Case((M,), _op(name), domain) for name, domain in UNARY.items()},
     "softsign": Case((A,), lambda dy, x: dy.softsign(x)),
     "elu_alpha": Case((A,), lambda dy, x: dy.elu(x, 0.7)),
     "silu_beta": Case((A,), lambda dy, x: dy.silu(x, 0.7)),

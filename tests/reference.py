@@ -266,8 +266,7 @@ def layer_norm(x: Var, g: Var, b: Var) -> Var:
     ones = Var(np.full((1, n), 1 / n))
 
     def mean(v: Var) -> Var:
-        result = matmul(ones, v)
-        return result if result.value.ndim == 1 else result
+        return matmul(ones, v)
 
     def spread(v: Var) -> Var:
         return matmul(Var(np.ones((n, 1))), v)

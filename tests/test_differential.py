@@ -1,8 +1,8 @@
 """Random graphs, in float64, under every strategy and tier, against the plain evaluation of `reference`.
 
 Hypothesis draws a script: templates of steps, and instances of them that differ in length, inputs and payload. The
-script is interpreted twice, by `Plain` on the reference's tape and by `Dynbatch`; what both are asked on the way, values,
-gradients of parameters and of inner expressions, must agree.
+script is interpreted twice, by `Plain` on the reference's tape and by `Dynbatch`; what both are asked on the way,
+values, gradients of parameters and of inner expressions, must agree.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ CALLS: dict[str, Call] = {
     "bmax": Call(SAME, dy.bmax, ref.bmax),
     "scale": Call([(None,)], lambda x, k: x * rate(k), lambda x, k: ref.scale(x, rate(k)), (4,)),
     "shift": Call([(None,)], lambda x, k: rate(k) - x, lambda x, k: ref.shift(ref.scale(x, -1.0), rate(k)), (4,)),
-    "matmul": Call([(M, V), (N, V), (M, M), (N, M), (V, (1, 3))[:1] + (S,)], lambda x, y: x * y,
+    "matmul": Call([(M, V), (N, V), (M, M), (N, M), (V, S)], lambda x, y: x * y,
                    lambda x, y: ref.matmul(x, y) if x.value.ndim == 2 else ref.cmult(x, y)),
     "affine": Call([(V, M, V), (W, N, V), (V, M, V, M, V), (V, M, M), (V,)], lambda *xs: dy.affine_transform(list(xs)),
                    ref.affine),

@@ -131,7 +131,7 @@ def test_an_error_records_nothing() -> None:
     x = vector()
     wanted = np.tanh([1.0, 2.0, 3.0])
     refused: list[Callable[[], Any]] = [build for build, _ in MISMATCHES.values()]
-    refused += [build for build in WRONG_TYPES.values()]
+    refused += WRONG_TYPES.values()
     for build in refused:
         with pytest.raises((dy.DynbatchError, TypeError, ValueError)):
             build()
@@ -468,10 +468,10 @@ def test_an_expression_has_no_truth_value() -> None:
 def test_comparisons_with_numbers_read_the_value() -> None:
     e = dy.scalarInput(2.0)
     assert e > 1 and e >= 2 and e < 3.5 and e <= 2 and not e > 2 and not e < 2
-    assert 1 < e <= 2 and 3 > e
-    assert e == 2 and e == 2.0 and e != 3 and not e == 3
+    assert 1 < e <= 2 and 3 > e  # noqa: SIM300
+    assert e == 2 and e == 2.0 and e != 3 and (e == 3) is False
     for number in (np.float32(2), np.float64(2), np.int64(2)):
-        assert e == number and not e != number and e <= number and not e > number
+        assert e == number and (e != number) is False and e <= number and not e > number
         assert number == e and number >= e and not number < e
     assert e > dy.scalarInput(1.0)
     assert (e == e) is True and (e == dy.scalarInput(2.0)) is False, "expressions are compared by identity"
@@ -485,8 +485,14 @@ def test_comparisons_with_numbers_read_the_value() -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     x = vector()
     for number in (np.float32(2), np.float64(2), np.int64(2), np.float16(2)):
-        for e, wanted in ((number * x, [2, 4, 6]), (x * number, [2, 4, 6]), (number + x, [3, 4, 5]),
-                          (number - x, [1, 0, -1]), (number / x, [2, 1, 2 / 3]), (x / number, [0.5, 1, 1.5])):  # fmt: skip
+        for e, wanted in (
+            (number * x, [2, 4, 6]),
+            (x * number, [2, 4, 6]),
+            (number + x, [3, 4, 5]),
+            (number - x, [1, 0, -1]),
+            (number / x, [2, 1, 2 / 3]),
+            (x / number, [0.5, 1, 1.5]),
+        ):
             assert isinstance(e, dy.Expression)
             np.testing.assert_allclose(e.npvalue(), wanted)
     assert dy.pick(x, np.int32(1)).value() == 2
@@ -700,7 +706,7 @@ def test_a_cell_that_captures_an_expression() -> None:
 def test_a_cell_that_returns_one_value_for_each_child() -> None:
     @dy.cell
     def leaks(children):
-        return [dy.tanh(c) for c in children][0]
+        return next(dy.tanh(c) for c in children)
 
     with pytest.raises(dy.CellError, match="leaks"):
         leaks([vector(), vector()])

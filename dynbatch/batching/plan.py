@@ -44,7 +44,11 @@ class Tables:
         """Location of each row's argument, and whether they follow each other."""
         rows = self.rows(b)
         start = self._offset_list[b] + index * rows
-        return self.table[start : start + rows], bool(self._flags[self._meta_list[b] + index])
+        return self.table[start : start + rows], self._flags[self._meta_list[b] + index] == 1
+
+    def is_one(self, b: int, index: int) -> bool:
+        """Whether an argument is the same value in every row of the batch."""
+        return self._flags[self._meta_list[b] + index] == 2
 
     def int_column(self, b: int, index: int) -> np.ndarray:
         """An integer payload column."""

@@ -244,9 +244,9 @@ def fill_tables(
     """The operands of each batch, by column.
 
     A batch's table holds for each argument the location of each row's operand; for each integer the payload; and for
-    each list the ``rows + 1`` boundaries and the location of each element. Its flags say for each argument whether
-    the locations are one contiguous run of ``widths`` (a view will do), and for each list the number of elements and
-    the same flag.
+    each list the ``rows + 1`` boundaries and the location of each element. Its flags say for each argument whether the
+    locations are one contiguous run of ``widths`` (1: a view will do) or all the same (2: the batch shares one
+    operand), and for each list the number of elements and whether they are a run.
     """
     for b in range(signatures.size):
         s = signatures[b]
@@ -267,8 +267,8 @@ def fill_tables(
             for k in range(flts):
                 ftable[f + k * rows + i] = payload[fpos[n] + k]
         for a in range(args):
-            run = 1
-            w = widths[s, a]
+            w = widths[s, a] if rows == 1 or table[t + a * rows + 1] != table[t + a * rows] else 0
+            run = 1 if w else 2
             for i in range(1, rows):
                 if table[t + a * rows + i] - table[t + a * rows + i - 1] != w:
                     run = 0

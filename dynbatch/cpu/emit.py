@@ -7,6 +7,7 @@ a concatenation are written in place, and arguments are gathered by the kernels 
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from dynbatch.cpu import products
 from dynbatch.cpu.codegen import generate, resolve
 from dynbatch.cpu.gather import gather, gather_from
 from dynbatch.cpu.job import Job
-from dynbatch.cpu.kernels import load_kernel
+from dynbatch.cpu.kernels import is_compiled, load_kernel
 from dynbatch.cpu.routine import Routine, is_vector_concatenation
 from dynbatch.ops.linear import matmul
 
@@ -47,6 +48,10 @@ class CompiledRoutine(Routine):
         """Run one batch."""
         if self._function is None:
             emitter = _Emitter(self)
+            missing = sum(not is_compiled(s.text) for s in emitter.sources.values())
+            if missing:
+                kernels = "1 kernel" if missing == 1 else f"{missing} kernels"
+                print(f"dynbatch: compiling {kernels} of {self.program.name}, kept for next time", file=sys.stderr)
             self.prepared = emitter.prepared
             self.source = emitter.text()
             exec(compile(self.source, f"<{self.program.name}>", "exec"), emitter.namespace)
@@ -295,6 +300,30 @@ class _Emitter:
             self._add(f"{name} = {self._view(self._location(v), v, self.stride[v])}")
         return name
 
+    def _array_or_one(self, v: int) -> str:
+        """A value's array, with a leading axis of one where the whole batch has the same argument.
+
+        A product with it is one GEMM for the batch, and nothing is gathered.
+        """
+        value = self.values[v]
+        if value.kind != "arg" or v in self.located or v in self.arrays:
+            return self._array(v)
+        x, size = self._index(v), self._size(v)
+        storage = ", ".join(map(str, value.type.storage))  # type: ignore[union-attr]
+        item = value.type.dtype.itemsize  # type: ignore[union-attr]
+        name = f"O{v}"
+        self._add(f"if tables.is_one(b, {value.index}):")
+        self._add(f"    {name} = ndarray((1, {storage}), mem.dtype, mem, int({x}[0]) * {item})")
+        self._add(f"    viewed += rows * {size}")
+        self._add("else:")
+        before = len(self.lines)
+        array = self._array(v)
+        self.lines[before:] = [f"    {line}" for line in self.lines[before:]]
+        self._add(f"    {name} = {array}")
+        self.located.discard(v)  # what was set in a branch only may not be there
+        self.arrays.discard(v)
+        return name
+
     def _has_location(self, v: int) -> bool:
         value = self.values[v]
         if v in self.located or v in self.spaced or v in self.stored:
@@ -319,7 +348,10 @@ class _Emitter:
         if self._is_weight_product(v):
             self._weight_product(v, bool(attrs.get("ta")))
             return
-        operands = ", ".join(self._array(a) for a in value.args)
+        if value.op is matmul:
+            operands = ", ".join(self._array_or_one(a) for a in value.args)
+        else:
+            operands = ", ".join(self._array(a) for a in value.args)
         name = f"op{v}"
         self.namespace[name] = partial(value.op.numpy, **attrs)
         if not in_arena:

@@ -44,6 +44,14 @@ def load_kernel(text: str) -> Callable[..., Any]:
     return found
 
 
+def is_compiled(text: str) -> bool:
+    """Whether the kernel of this source can be loaded without compiling."""
+    digest = hashlib.sha256((_SPECIAL + text).encode()).hexdigest()[:24]
+    if digest in _loaded:
+        return True
+    return any((cache_directory() / "kernels" / "__pycache__").glob(f"dynbatch_kernel_{digest}.kernel-*.nbi"))
+
+
 def _load(digest: str, text: str) -> Callable[..., Any]:
     name = f"dynbatch_kernel_{digest}"
     try:

@@ -612,11 +612,13 @@ def _batch_elements() -> list[Row]:
         Row("sum_batches", lambda xs, p, s: dy.sum_batches(batch(xs)), lambda xs, p, s: np.sum(xs, axis=0), shapes,
             ragged=True, lanes=False, cell=False),
         Row("sum_dim", lambda xs, p, s: dy.sum_dim(batch(xs), [0], True),
-            lambda xs, p, s: vector_of(np.sum(xs, axis=(0, 1))), shapes, ragged=True, lanes=False, cell=False, note="batch"),
+            lambda xs, p, s: vector_of(np.sum(xs, axis=(0, 1))), shapes,
+            ragged=True, lanes=False, cell=False, note="batch"),
         Row("sum_dim", lambda xs, p, s: dy.sum_dim(batch(xs), [], True),
             lambda xs, p, s: np.sum(xs, axis=0), shapes, ragged=True, lanes=False, cell=False, note="batch_only"),
         Row("mean_dim", lambda xs, p, s: dy.mean_dim(batch(xs), [0], True),
-            lambda xs, p, s: vector_of(np.mean(xs, axis=(0, 1))), shapes, ragged=True, lanes=False, cell=False, note="batch"),
+            lambda xs, p, s: vector_of(np.mean(xs, axis=(0, 1))), shapes,
+            ragged=True, lanes=False, cell=False, note="batch"),
     ]  # fmt: skip
 
 
