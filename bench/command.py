@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     )
     known, modes = models.names(), ("infer", "train")
     parser.add_argument("--models", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
-    parser.add_argument("--hidden", nargs="+", type=positive, default=[64, 256], metavar="N", help="hidden sizes")
+    parser.add_argument("--hidden", nargs="+", type=positive, default=[64], metavar="N", help="hidden sizes")
     parser.add_argument("--batch", nargs="+", type=positive, default=[64], metavar="N", help="minibatch sizes")
     parser.add_argument("--mode", nargs="+", choices=modes, default=list(modes), help="forward only, or training steps")
     parser.add_argument("--against", nargs="*", choices=PEERS, default=PEERS, metavar="PEER", help=", ".join(PEERS))

@@ -1,6 +1,7 @@
 """How time per node changes with the number of nodes and with the batch size: ``python -m bench --growth``.
 
-Forward passes only, under the first of ``--hidden`` and of ``--threads``, in all strategies asked for.
+Forward passes only, under the first of ``--hidden`` and of ``--threads``, of the systems of dynbatch under each of
+``--strategies``.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import bench.measure
 from bench.measure import Entry, Worker
 from bench.worker import Job
 
@@ -15,7 +17,7 @@ NODES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 BATCHES = tuple(2**e for e in range(10))
 MOST_NODES = 2_000_000  # of all repeats of one size together; at least `FEWEST` repeats
 FEWEST = 3
-PROBE = 16  # instances, to learn how many nodes one has
+PROBE = 256  # instances, to learn how many nodes one has
 PHASES = ("record", "schedule", "run", "total")
 
 
@@ -31,7 +33,7 @@ def measure(
     try:
         worker.send(Job(model, entry.system, entry.strategy, hidden, 1, "infer", instances, sizes))
         worker.receive()
-        worker.ask("warm_up", 0.0)
+        worker.ask("warm_up", bench.measure.WARM_UP_SECONDS)
         per_instance = worker.ask("grow", PROBE, 1)[0]["nodes"] / PROBE
         counts = [("nodes", max(1, round(nodes / per_instance))) for nodes in NODES]
         counts += [("batch size", count) for count in BATCHES]

@@ -281,7 +281,7 @@ def row(
     counts = {name: median(name) for name in ("nodes", "batches", "bytes_gathered")}
     return (
         vars(configuration)
-        | {"system": entry.system, "strategy": entry.strategy, "blas": end["blas"], "replay": tapes is not None}
+        | {"system": entry.system, "strategy": entry.strategy, "blas": end["blas"], "replay": end["replay"]}
         | {name: None if count is None else round(count) for name, count in counts.items()}
         | {f"{phase}_ms": ms(median(phase)) for phase in PHASES}
         | {"total_ms": ms(median("total")), "min_ms": ms(min(totals)), "max_ms": ms(max(totals))}

@@ -44,7 +44,7 @@ product reaches with NumPy's BLAS, counting products only. Every system runs in 
 minibatches, none of which it has seen before; they take turns, one minibatch each. Their losses agree to 1e-4, in
 training also after updates. `dynbatch-static` shows what an epoch costs from the second one on: every instance was
 recorded once before, by `@dy.static`, and the minibatches are new mixtures of these recordings; in the first epoch
-there is `tapes` in addition, the time of making a minibatch's recordings."""
+`record` is replaced by `tapes`, what a minibatch takes whose instances are seen for the first time."""
 
 
 def groups(rows: list[Row]) -> Iterator[tuple[dict[str, Any], list[Row]]]:
@@ -164,13 +164,15 @@ def beginning(title: str, report: dict[str, Any]) -> list[str]:
     return parts + [f"**Went wrong:** {fault.splitlines()[0]}" for fault in report["faults"]]
 
 
-def document(report: dict[str, Any], plots: list[str]) -> str:
-    """The comparison in Markdown."""
+def document(report: dict[str, Any], plots: list[str], others: list[str]) -> str:
+    """The comparison in Markdown; ``others`` are the files of other documents."""
     rows = report["rows"]
     parts = beginning("dynbatch beside its peers", report)
     if lines := headline(rows):
         parts += ["## In short", markdown(HEADLINE, lines), "Best strategy of each; ms a minibatch."]
     parts += [f"![{Path(plot).stem}]({plot})" for plot in plots]
+    if others:
+        parts.append("See also " + " and ".join(f"[{name}]({name})" for name in others) + ".")
     parts += ["## All figures", NOTES]
     for configuration, members in groups(rows):
         parts += [f"### {Configuration(**configuration)}", markdown(COLUMNS, cells(members))]
@@ -210,7 +212,10 @@ def save(folder: str | Path, report: dict[str, Any]) -> list[Path]:
     plots = [path for path in plots if path]
     names = [path.name for path in plots]
     if kind == "rows":
-        written, text = folder / "bench.md", document(report, names)
+        written, text = (
+            folder / "bench.md",
+            document(report, names, [name for name in ("ablation.md", "growth.md") if (folder / name).exists()]),
+        )
     elif kind == "ablation":
         written, text = folder / "ablation.md", ablation_document(report)
     else:

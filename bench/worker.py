@@ -141,8 +141,9 @@ class Session:
         return samples[1:]
 
     def finish(self) -> dict[str, Any]:
-        """``peak_mib`` of the process, and ``blas``."""
-        return {"peak_mib": peak_mib(), "blas": self.system.blas()}
+        """``peak_mib`` of the process, ``blas``, and ``replay``: whether instances were recorded before."""
+        replay = self.system.program.remember is not None
+        return {"peak_mib": peak_mib(), "blas": self.system.blas(), "replay": replay}
 
 
 def leave_out_horizontal_fusion() -> None:

@@ -9,11 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from bench import command, measure, report
+import dynbatch.cpu.code
+from bench import ablation, command, growth, measure, report
 from bench.measure import Configuration, Entry, Missing, WorkerFault
-from bench.models import treelstm
+from bench.models import birnn, lm, treelstm
 from bench.systems import SYSTEMS, Dynbatch, MissingPeer, Torch
 from bench.worker import Job, Minibatches, Session
+from dynbatch.errors import FileFormatError
 
 KEYS = {
     "model", "hidden", "batch", "mode", "threads", "system", "strategy", "blas", "replay", "nodes", "batches",
@@ -26,8 +28,22 @@ OWN = ("dynbatch", "dynbatch-static", "dynbatch-plain")
 SMALL = Configuration("treelstm", 8, 2, "infer", 1)
 
 
-def session(system: str, strategy: str | None = None, mode: str = "train") -> Session:
-    return Session(Job("treelstm", system, strategy, 8, 5, mode, TREES, SIZES))
+SENTENCES = [(0, 1, 2, 1, 0), (3, 1), (2, 2, 4), (0, 4, 3, 1), (1, 0)]
+TAGGED = [(words, tuple(word % 3 for word in words)) for words in [*SENTENCES[1:], (4,)]]
+DATA = {
+    "treelstm": (TREES, SIZES),
+    "birnn": (TAGGED, {"words": 5, "tags": 3}),
+    "lm": (SENTENCES, {"words": 5}),
+}
+
+
+@pytest.fixture(params=DATA)
+def model(request) -> str:
+    return request.param
+
+
+def session(system: str, strategy: str | None = None, mode: str = "train", model: str = "treelstm") -> Session:
+    return Session(Job(model, system, strategy, 8, 5, mode, *DATA[model]))
 
 
 def test_a_tiny_run_yields_rows_with_all_keys(tmp_path, monkeypatch, capsys):
@@ -54,23 +70,29 @@ def test_a_tiny_run_yields_rows_with_all_keys(tmp_path, monkeypatch, capsys):
     assert "dynbatch-plain" in capsys.readouterr().out
 
 
+def test_the_systems_of_dynbatch_give_the_same_losses(model):
+    right, _ = session("dynbatch", "agenda", model=model).compare()
+    for system in OWN[1:]:
+        np.testing.assert_allclose(session(system, "depth", model=model).compare()[0], right, rtol=1e-5)
+    assert right[0] != right[1]  # an update in between
+
+
 @pytest.mark.parametrize("system", [name for name, system in SYSTEMS.items() if system is Torch])
-def test_pytorch_gives_the_losses_of_dynbatch(system):
+def test_pytorch_gives_the_losses_of_dynbatch(system, model):
     pytest.importorskip("torch")
-    right, _ = session("dynbatch", "agenda").compare()
-    losses, _ = session(system).compare()
+    right, _ = session("dynbatch", "agenda", model=model).compare()
+    losses, _ = session(system, model=model).compare()
     np.testing.assert_allclose(losses, right, rtol=1e-5)
-    assert losses[0] != losses[1]  # an update in between
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dynet") is None, reason="DyNet is not installed")
-def test_dynet_gives_the_losses_of_dynbatch():
+def test_dynet_gives_the_losses_of_dynbatch(model):
     worker = measure.Worker("dynet", 1)  # in a process of its own: its import changes how floats are rounded
-    worker.send(Job("treelstm", "dynet", "agenda", 8, 5, "train", TREES, SIZES))
+    worker.send(Job(model, "dynet", "agenda", 8, 5, "train", *DATA[model]))
     worker.receive()
     losses, _ = worker.ask("compare")
     worker.close()
-    np.testing.assert_allclose(losses, session("dynbatch", "agenda").compare()[0], rtol=1e-5)
+    np.testing.assert_allclose(losses, session("dynbatch", "agenda", model=model).compare()[0], rtol=1e-5)
 
 
 def test_comparing_puts_the_weights_back():
@@ -92,6 +114,129 @@ def test_minibatches_are_the_same_everywhere_and_reshuffled_for_every_pass():
 def test_flops_count_the_products():
     assert treelstm.flops(((1, 2), 0), 10, SIZES) == 2 * (2 * 3 * 100 + 10 * 100 + 3 * 10)
     assert treelstm.flops((1, 0), 10, SIZES) == 2 * (3 * 100 + 3 * 10)
+
+
+def test_flops_of_sentences():
+    assert lm.flops((1, 2, 3), 10, {"words": 7}) == 2 * (40 * (2 * 10 + 10) + 2 * 7 * 10)
+    assert birnn.flops(((1, 2), (0, 0)), 10, {"tags": 3}) == 2 * (2 * 40 * (2 * 10 + 10) + 2 * 3 * 20)
+
+
+def test_tagged_words(tmp_path):
+    (tmp_path / "dev.txt").write_text("the|O Japanese|I-MISC band|O\n\na|b|O the|O\n")
+    assert birnn.load(str(tmp_path)) == ([((0, 1, 2), (0, 1, 0)), ((3, 0), (0, 0))], {"words": 4, "tags": 2})
+    (tmp_path / "train.txt").write_text("the|O\nband\n")
+    with pytest.raises(FileFormatError, match=r"train\.txt, line 2"):
+        birnn.load(str(tmp_path))
+
+
+def test_sentences(tmp_path):
+    (tmp_path / "train.txt").write_text("<s> to be </s>\n<s> be </s>\n")
+    assert lm.load(str(tmp_path)) == ([(0, 1, 2, 3), (0, 2, 3)], {"words": 4})
+    (tmp_path / "train.txt").write_text("word\n")
+    with pytest.raises(FileFormatError, match="line 1"):
+        lm.load(str(tmp_path))
+
+
+def test_generated_sentences_are_unequal_and_always_the_same():
+    tagged, sizes = birnn.load(None)
+    assert (tagged, sizes) == birnn.load(None)
+    assert len({len(words) for words, _ in tagged}) > 20
+    assert all(len(words) == len(tags) for words, tags in tagged)
+    assert max(max(words) for words in lm.load(None)[0]) < sizes["words"]
+
+
+def test_data_for_each_model():
+    data = ["trees", "lm=sentences"]
+    assert [command.folder(name, data) for name in ("treelstm", "lm", "birnn")] == ["trees", "sentences", "trees"]
+    assert command.folder("birnn", data[1:]) is None
+
+
+def test_tapes_of_all_instances_are_recorded_before_anything_is_timed():
+    static = session("dynbatch-static", "agenda", mode="infer")
+    calls = []
+    remember = static.system.program.remember
+    static.system.program.remember = lambda instances: (calls.append(instances), remember(instances))
+    static.minibatches = Minibatches([*TREES, *[((1, 1), 0)] * 3], 5)
+    static.compare()
+    assert calls == []
+    static.warm_up(0.0)
+    assert len(calls) == 1
+    assert session("dynbatch", "agenda").warm_up(0.0) is None
+
+
+def test_steps_of_the_ablation_add_up(monkeypatch):
+    monkeypatch.setattr(ablation, "has_mkl", lambda: True)
+    entries, skipped = ablation.entries(lm)
+    assert skipped == {}
+    assert [entry.step for entry in entries] == [step.name for step in ablation.STEPS]
+    assert [entry.horizontal for entry in entries] == [False, False, True, True, True, True]
+    assert [entry.system for entry in entries] == [OWN[2], *[OWN[0]] * 4, OWN[1]]
+    assert dict(entries[2].environment) == {"DYNBATCH_COMPILE": "never", "DYNBATCH_BLAS": "numpy"}
+    assert dict(entries[-1].environment) == {"DYNBATCH_COMPILE": "hot", "DYNBATCH_BLAS": "mkl"}
+    monkeypatch.setattr(ablation, "has_mkl", lambda: False)
+    entries, skipped = ablation.entries(lm)
+    assert "MKL" in skipped["packed products"] and len(entries) == 5
+    assert dict(entries[-1].environment)["DYNBATCH_BLAS"] == "numpy"
+
+
+def test_horizontal_fusion_can_be_left_out(monkeypatch):
+    monkeypatch.setattr(dynbatch.cpu.code, "fuse_matmul", fused := dynbatch.cpu.code.fuse_matmul)
+    Session(Job("treelstm", "dynbatch", "agenda", 8, 5, "infer", TREES, SIZES, horizontal=False))
+    assert dynbatch.cpu.code.fuse_matmul is not fused
+    program = object()
+    assert dynbatch.cpu.code.fuse_matmul(program) is program
+
+
+def test_a_tiny_ablation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measure, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(ablation, "STEPS", [ablation.STEPS[0], ablation.STEPS[-1]])
+    path = tmp_path / "ablation.json"
+    flags = "--ablation --models lm --hidden 8 --batch 2 --mode infer --threads 1 --repeats 2"
+    status = command.main([*flags.split(), "--json", str(path), "--report", str(tmp_path)])
+    assert status == 0, capsys.readouterr().err
+    found = json.loads(path.read_text())
+    assert found["rows"] == []
+    assert [row["step"] for row in found["ablation"]] == ["DyNet's way", "static replay"]
+    assert all(set(row) == KEYS | {"step"} for row in found["ablation"])
+    assert "x before" in (tmp_path / "ablation.md").read_text()
+    assert "static replay" in capsys.readouterr().out
+
+
+def test_a_tiny_growth(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measure, "WARM_UP_SECONDS", 0.0)
+    for name, value in (("NODES", (100, 400)), ("BATCHES", (1, 2)), ("PROBE", 4)):
+        monkeypatch.setattr(growth, name, value)
+    path = tmp_path / "growth.json"
+    flags = "--growth --models lm --hidden 8 --threads 1 --strategies depth --repeats 2"
+    assert command.main([*flags.split(), "--json", str(path), "--report", str(tmp_path)]) == 0, capsys.readouterr().err
+    rows = json.loads(path.read_text())["growth"]
+    assert [(row["system"], row["against"]) for row in rows] == [
+        (system, against) for system in OWN for against in ("nodes", "nodes", "batch size", "batch size")
+    ]
+    for row in rows:
+        assert 0 < row["schedule_us"] < row["total_us"] and row["nodes"] > row["batches"] > 0
+    assert rows[1]["nodes"] > 2 * rows[0]["nodes"] and [row["instances"] for row in rows[2:4]] == [1, 2]
+    assert (tmp_path / "growth-lm.png").read_bytes().startswith(b"\x89PNG")
+    assert "growth-lm.png" in (tmp_path / "growth.md").read_text()
+    found = {
+        "machine": json.loads(path.read_text())["machine"],
+        "arguments": [],
+        "missing": {},
+        "faults": [],
+        "rows": ROWS,
+    }
+    report.save(tmp_path, found)
+    assert "See also [growth.md](growth.md)" in (tmp_path / "bench.md").read_text()
+
+
+def test_a_fault_of_growth_is_told(monkeypatch, capsys):
+    def fails(*_):
+        raise WorkerFault("it died")
+
+    monkeypatch.setattr(command, "peak", lambda threads: 1.0)
+    monkeypatch.setattr(growth, "measure", fails)
+    assert command.main(["--growth", "--models", "lm", "--strategies", "depth"]) == 1
+    assert "it died" in capsys.readouterr().err
 
 
 def test_data_in_brackets(tmp_path):
@@ -161,7 +306,7 @@ class Stand:
         return {
             "warm_up": None,
             "step": {"run": 0.25, "total": 0.125 * (1 + arguments[0]) if method == "step" else None, "flops": 1e9},
-            "finish": {"peak_mib": 100.0, "blas": "openblas"},
+            "finish": {"peak_mib": 100.0, "blas": "openblas", "replay": False},
         }[method]
 
     def close(self) -> None:
@@ -224,7 +369,14 @@ def test_headline_compares_the_best_strategies_and_leaves_unknown_ratios_empty()
 
 @pytest.mark.parametrize(
     "flags",
-    ["--models nonsense", "--mode sideways", "--against tensorflow", "--batch 0", "--json no/such/folder/x.json"],
+    [
+        "--models nonsense",
+        "--mode sideways",
+        "--against tensorflow",
+        "--batch 0",
+        "--ablation --growth",
+        "--json no/such/folder/x.json",
+    ],
 )
 def test_bad_flags_are_refused(flags, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -468,7 +468,7 @@ def test_an_expression_has_no_truth_value() -> None:
 def test_comparisons_with_numbers_read_the_value() -> None:
     e = dy.scalarInput(2.0)
     assert e > 1 and e >= 2 and e < 3.5 and e <= 2 and not e > 2 and not e < 2
-    assert 1 < e <= 2 and 3 > e  # noqa: SIM300
+    assert 1 < e <= 2 and 3 > e
     assert e == 2 and e == 2.0 and e != 3 and (e == 3) is False
     for number in (np.float32(2), np.float64(2), np.int64(2)):
         assert e == number and (e != number) is False and e <= number and not e > number

@@ -31,7 +31,8 @@ class Program:
         loss: from a minibatch, or from what ``prepare`` made of it, to the sum of its losses.
         prepare: work on the minibatch's structure that goes before the loss, such as making index tensors.
         collection: of the parameters, where the library has collections.
-        remember: called with all instances before anything is timed, by a program that replays what it has recorded.
+        remember: called before anything is timed, with the instances that no minibatch had yet, where a program replays
+            what it has recorded.
     """
 
     parameters: list[tuple[Any, Any]]

@@ -8,6 +8,7 @@ a concatenation are written in place, and arguments are gathered by the kernels 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from dynbatch.cpu import products
 from dynbatch.cpu.codegen import generate, resolve
 from dynbatch.cpu.gather import gather, gather_from
 from dynbatch.cpu.job import Job
-from dynbatch.cpu.kernels import is_compiled, load_kernel
+from dynbatch.cpu.kernels import call_first, is_compiled
 from dynbatch.cpu.routine import Routine, is_vector_concatenation
 from dynbatch.ops.linear import matmul
 
@@ -348,8 +349,9 @@ class _Emitter:
         if self._is_weight_product(v):
             self._weight_product(v, bool(attrs.get("ta")))
             return
-        if value.op is matmul:
-            operands = ", ".join(self._array_or_one(a) for a in value.args)
+        if value.op is matmul and not self._is_shared(value.args[1]):
+            right = self._array(value.args[1])  # has all rows, so that the product does
+            operands = f"{self._array_or_one(value.args[0])}, {right}"
         else:
             operands = ", ".join(self._array(a) for a in value.args)
         name = f"op{v}"
@@ -409,10 +411,19 @@ class _Emitter:
                     self._add(f"{view}({width * item}, {item}))[...] = {array}")
             column += size
 
+    def _first_call(self, name: str, text: str) -> Callable[..., None]:
+        """Stands for a kernel until it was called once."""
+        namespace = self.namespace
+
+        def kernel(*args: Any) -> None:
+            namespace[name] = call_first(text, args)
+
+        return kernel
+
     def _kernel(self, region: Region) -> None:
         source = self.sources[id(region)]
         name = f"k{len([n for n in self.namespace if n.startswith('k')])}"
-        self.namespace[name] = load_kernel(source.text)
+        self.namespace[name] = self._first_call(name, source.text)
         numbers: list[str] = []
         arrays: list[str] = []
         for value, column, kind, _ in source.operands:

@@ -37,19 +37,37 @@ def cache_directory() -> Path:
 
 def load_kernel(text: str) -> Callable[..., Any]:
     """The function ``kernel`` of this source, from the cache if it has been compiled before."""
-    digest = hashlib.sha256((_SPECIAL + text).encode()).hexdigest()[:24]
+    digest = _digest(text)
     found = _loaded.get(digest)
     if found is None:
         found = _loaded[digest] = _load(digest, text)
     return found
 
 
+def call_first(text: str, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """Call the kernel of this source for the first time, and return what to call from then on.
+
+    numba reads and writes its own files at the first call, so that a fault of those shows here.
+    """
+    kernel = load_kernel(text)
+    try:
+        kernel(*args)
+    except Exception as error:
+        kernel = _loaded[_digest(text)] = _in_memory(_digest(text), text, error)
+        kernel(*args)
+    return kernel
+
+
 def is_compiled(text: str) -> bool:
     """Whether the kernel of this source can be loaded without compiling."""
-    digest = hashlib.sha256((_SPECIAL + text).encode()).hexdigest()[:24]
+    digest = _digest(text)
     if digest in _loaded:
         return True
     return any((cache_directory() / "kernels" / "__pycache__").glob(f"dynbatch_kernel_{digest}.kernel-*.nbi"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256((_SPECIAL + text).encode()).hexdigest()[:24]
 
 
 def _load(digest: str, text: str) -> Callable[..., Any]:
@@ -63,10 +81,15 @@ def _load(digest: str, text: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
         return module.kernel
     except Exception as error:  # any fault of the cache: the kernel does not need it
-        _warn(error)
-        namespace: dict[str, Any] = {"__name__": name}
-        exec(compile(text.replace("cache=True, ", ""), f"<kernel {digest}>", "exec"), namespace)
-        return namespace["kernel"]
+        return _in_memory(digest, text, error)
+
+
+def _in_memory(digest: str, text: str, error: Exception) -> Callable[..., Any]:
+    """The kernel without a cache, and a warning that says what is wrong with that."""
+    _warn(error)
+    namespace: dict[str, Any] = {"__name__": f"dynbatch_kernel_{digest}"}
+    exec(compile(text.replace("cache=True, ", ""), f"<kernel {digest}>", "exec"), namespace)
+    return namespace["kernel"]
 
 
 def _written(digest: str, text: str) -> Path:

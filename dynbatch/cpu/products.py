@@ -64,10 +64,11 @@ class Mkl:
     def pack(self, matrix: np.ndarray) -> Packed:
         """Pack a right factor of shape (inner, width)."""
         inner, width = matrix.shape
-        if matrix.strides[1] == matrix.itemsize:
-            trans, leading = _NO_TRANS, matrix.strides[0] // matrix.itemsize
-        else:
-            trans, leading = _TRANS, matrix.strides[1] // matrix.itemsize
+        layout = _layout(matrix)
+        if layout is None:
+            matrix = np.ascontiguousarray(matrix)
+            layout = _NO_TRANS, width
+        trans, leading = layout
         rows = 64  # a pack serves any number of rows
         buffer = np.empty(self._size(_B_MATRIX, rows, width, inner) // 4 + 16, np.float32)
         self._pack(

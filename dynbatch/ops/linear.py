@@ -105,7 +105,8 @@ class MatMulRows(Primitive):
         if x.shape[2] == 1 and m.shape[1] == 1:  # the common case, an outer product for each row: no copies
             result = product(x[:, :, 0].T, m[:, 0, :])
         else:
-            result = np.tensordot(x, m, axes=([0, 2], [0, 1]))
+            left = x.transpose(1, 0, 2).reshape(x.shape[1], -1)
+            result = product(left, m.reshape(-1, m.shape[2]))
         return result[None, 0] if vector else result[None]
 
 

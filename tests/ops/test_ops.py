@@ -269,6 +269,51 @@ def test_compiled(row: Row, variant: Variant) -> None:
     test_in_a_cell(row, variant, "agenda")
 
 
+SHARED_BY_A_BATCH = [
+    *[c for c in FIRST_VARIANTS if c.values[1].shapes],
+    *[c for c in CASES if c.values[0].name in ("times", "affine_transform")],
+]
+
+
+@pytest.mark.parametrize("cells", [False, True], ids=["ops", "cells"])
+@pytest.mark.parametrize(("row", "variant"), SHARED_BY_A_BATCH)
+@pytest.mark.usefixtures("tier")
+def test_operands_that_the_whole_batch_shares(row: Row, variant: Variant, cells: bool) -> None:
+    """One value is an operand of every node of a batch: only the first operand, the last, or all of them."""
+    if cells and not row.cell:
+        return
+
+    def build(operands, payload):
+        return row.build(operands if row.ragged else list(operands), payload, variant.static) * 3.0
+
+    if cells:
+        build = dy.cell(build)
+    kind = list if row.ragged else tuple
+    cases = expected(row, variant)
+    first = cases[0][0].arrays
+    count = min(len(instance.arrays) for instance, _, _, _ in cases)
+    for places in {(0,), (count - 1,), tuple(range(count))}:
+        dy.renew_cg()
+        shared = {i: dy.inputTensor(first[i] / 2) * 2.0 for i in places}
+        wanted = {i: np.zeros(first[i].shape) for i in places}
+        results, losses = [], []
+        for instance, _, weights, _ in cases:
+            arrays = [first[i] if i in places else a for i, a in enumerate(instance.arrays)]
+            moved = Instance(arrays, instance.payload)
+            operands = [shared[i] if i in places else dy.inputTensor(a / 2) * 2.0 for i, a in enumerate(arrays)]
+            result = build(kind(operands), as_tuple(instance.payload) if cells else instance.payload)
+            results.append((result, 3 * row.value(moved, variant)))
+            losses.append(loss_of(result, weights))
+            for i, gradient in enumerate(row.gradients(moved, variant, weights)):
+                if i in places:
+                    wanted[i] += 3 * gradient
+        dy.esum(losses).backward(full=True)
+        for k, (result, value) in enumerate(results):
+            assert_value(result.npvalue(), value, f"value of instance {k} with operands {places} shared")
+        for i, x in shared.items():
+            assert_close(x.gradient(), wanted[i], f"gradient of operand {i} of {places} shared")
+
+
 @pytest.mark.parametrize(("row", "variant"), [c for c in WITH_OPERANDS if c.values[0].cell and not c.values[0].ragged])
 def test_on_parameters_in_a_cell(row: Row, variant: Variant) -> None:
     cases = expected(row, variant)
