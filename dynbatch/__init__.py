@@ -19,6 +19,8 @@ from dynbatch.errors import (
     StaticError,
     ValidityError,
 )
+from dynbatch.functions import *  # noqa: F403  under DyNet's names; `dynbatch.functions.__all__` lists them
+from dynbatch.functions import __all__ as _function_names
 from dynbatch.graph import Expression, renew_cg
 from dynbatch.initializers import (
     ConstInitializer,
@@ -30,8 +32,6 @@ from dynbatch.initializers import (
     UniformInitializer,
 )
 from dynbatch.lookup_parameters import LookupParameter
-from dynbatch.ops import *  # noqa: F403  the ops, under DyNet's names; `dynbatch.ops.__all__` lists them
-from dynbatch.ops import __all__ as _op_names
 from dynbatch.parameters import Parameter, ParameterCollection
 from dynbatch.rnn import (
     BiRNNBuilder,
@@ -110,7 +110,7 @@ __all__ = [
     "save",
     "save_checkpoint",
     "static",
-    *_op_names,
+    *_function_names,
 ]
 
 load_environment()

@@ -136,40 +136,40 @@ class Operand:
     type: Type
 
     def __add__(self, other: Any) -> Expression:
-        return ops.plus(self, other)
+        return arithmetic.plus(self, other)
 
     def __radd__(self, other: Any) -> Expression:
-        return ops.plus(self, other)
+        return arithmetic.plus(self, other)
 
     def __sub__(self, other: Any) -> Expression:
-        return ops.minus(self, other)
+        return arithmetic.minus(self, other)
 
     def __rsub__(self, other: Any) -> Expression:
-        return ops.minus(other, self)
+        return arithmetic.minus(other, self)
 
     def __mul__(self, other: Any) -> Expression:
-        return ops.times(self, other)
+        return arithmetic.times(self, other)
 
     def __rmul__(self, other: Any) -> Expression:
-        return ops.times(self, other)
+        return arithmetic.times(self, other)
 
     def __matmul__(self, other: Any) -> Expression:
-        return ops.matrix_product(self, other)
+        return arithmetic.matrix_product(self, other)
 
     def __truediv__(self, other: Any) -> Expression:
-        return ops.divide(self, other)
+        return arithmetic.divide(self, other)
 
     def __rtruediv__(self, other: Any) -> Expression:
-        return ops.divide(other, self)
+        return arithmetic.divide(other, self)
 
     def __pow__(self, other: Any) -> Expression:
-        return ops.pow(self, other)
+        return arithmetic.pow(self, other)
 
     def __neg__(self) -> Expression:
-        return ops.negate(self)
+        return arithmetic.negate(self)
 
     def __getitem__(self, index: Any) -> Expression:
-        return ops.get_item(self, index)
+        return shapes.get_item(self, index)
 
     __bool__ = _refuse_bool
 
@@ -356,4 +356,4 @@ def check_live(expression: Expression) -> None:
 
 state = State()
 
-from dynbatch import ops  # noqa: E402  the operators need the ops, which need what is above
+from dynbatch.functions import arithmetic, shapes  # noqa: E402  the operators need these, which need what is above

@@ -73,7 +73,7 @@ class LookupParameter:
         return self.__dict__ | {"table": {}, "lookup_signature": None}
 
     def __getitem__(self, i: int) -> Any:
-        from dynbatch.ops import lookup
+        from dynbatch.functions import lookup
 
         return lookup(self, i)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dynbatch.cpu.code
-from bench import ablation, command, growth, measure, report
+from bench import ablation, command, growth, machine, measure, report
 from bench.measure import Configuration, Entry, Missing, WorkerFault
 from bench.models import birnn, lm, treelstm
 from bench.systems import SYSTEMS, Dynbatch, MissingPeer, Torch
@@ -218,15 +218,6 @@ def test_a_tiny_growth(tmp_path, monkeypatch, capsys):
     assert rows[1]["nodes"] > 2 * rows[0]["nodes"] and [row["instances"] for row in rows[2:4]] == [1, 2]
     assert (tmp_path / "growth-lm.png").read_bytes().startswith(b"\x89PNG")
     assert "growth-lm.png" in (tmp_path / "growth.md").read_text()
-    found = {
-        "machine": json.loads(path.read_text())["machine"],
-        "arguments": [],
-        "missing": {},
-        "faults": [],
-        "rows": ROWS,
-    }
-    report.save(tmp_path, found)
-    assert "See also [growth.md](growth.md)" in (tmp_path / "bench.md").read_text()
 
 
 def test_a_fault_of_growth_is_told(monkeypatch, capsys):
@@ -365,6 +356,16 @@ def test_headline_compares_the_best_strategies_and_leaves_unknown_ratios_empty()
         ["treelstm", "infer", "64", "64", "2", "5.00", "2.50", "20.00", "4.00", "4.00x", "0.80x", "8.00x", "1.60x"],
         ["treelstm", "infer", "512", "64", "2", "40.00", "", "", "", "", "", "", ""],
     ]
+
+
+def test_the_report_names_the_other_reports(tmp_path):
+    known = machine.description() | {"blas_peak_gflops": {1: 2.0}}
+    found = {"machine": known, "arguments": [], "missing": {}, "faults": [], "rows": ROWS}
+    report.save(tmp_path, found)
+    assert "See also" not in (tmp_path / "bench.md").read_text()
+    (tmp_path / "growth.md").write_text("")
+    report.save(tmp_path, found)
+    assert "See also [growth.md](growth.md)." in (tmp_path / "bench.md").read_text()
 
 
 @pytest.mark.parametrize(

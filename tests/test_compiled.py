@@ -236,7 +236,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "exp": dy.exp, "tanh": dy.tanh, "logistic": dy.logistic, "rectify": dy.rectify, "square": dy.square, "abs": dy.abs,
     "gelu": dy.gelu, "softsign": dy.softsign, "log_sigmoid": dy.log_sigmoid, "elu": dy.elu, "silu": dy.silu,
     "log": dy.log, "sqrt": dy.sqrt, "negate": lambda x: -x, "nobackprop": dy.nobackprop,
-    "pow": lambda x: dy.pow(x, 2.5), "shift": lambda x: 1 - x, "inverse": lambda x: 1 / x,
+    "pow": lambda x: dy.pow(dy.abs(x), 2.5), "shift": lambda x: 1 - x, "inverse": lambda x: 1 / x,
 }  # fmt: skip
 PAIRS: dict[str, Callable[..., Any]] = {
     "plus": lambda x, y: x + y, "minus": lambda x, y: x - y, "cmult": dy.cmult, "cdiv": dy.cdiv, "bmax": dy.bmax,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dynbatch import ops
+from dynbatch import functions
 from dynbatch.errors import ConfigurationError
 from dynbatch.graph import Expression
 from dynbatch.parameters import Parameter, ParameterCollection
@@ -106,5 +106,5 @@ class BiRNNBuilder:
         xs = list(es)
         for forward, backward in layers:
             ends = backward.initial_state().transduce(xs[::-1])
-            xs = [ops.concatenate(pair) for pair in zip(forward.initial_state().transduce(xs), ends[::-1])]
+            xs = [functions.concatenate(pair) for pair in zip(forward.initial_state().transduce(xs), ends[::-1])]
         return xs

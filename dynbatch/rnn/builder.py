@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dynbatch import ops
+from dynbatch import functions
 from dynbatch.errors import ConfigurationError, user_line
 from dynbatch.graph import state as current
 from dynbatch.rnn.state import RNNState, Run
@@ -39,17 +39,17 @@ class Layer:
 
 def constants(p: Any) -> Any:
     """A named tuple of parameters, as constants."""
-    return type(p)(*[ops.const_parameter(parameter) for parameter in p])
+    return type(p)(*[functions.const_parameter(parameter) for parameter in p])
 
 
 def affine(b: Parameter, *products: tuple[Any, Any]) -> Expression:
     """``b + W * v + ...`` of the pairs ``(W, v)``, without those whose ``v`` is None (before the first step)."""
-    return ops.affine_transform([b, *(e for W, v in products if v is not None for e in (W, v))])
+    return functions.affine_transform([b, *(e for W, v in products if v is not None for e in (W, v))])
 
 
 def masked(v: Any, mask: Expression) -> Any:
     """``v`` with its mask applied; None stays None."""
-    return None if v is None else ops.cmult(v, mask)
+    return None if v is None else functions.cmult(v, mask)
 
 
 class RNNBuilder:
@@ -114,7 +114,7 @@ class RNNBuilder:
 
     def initial_state_from_raw_vectors(self, vecs: Sequence[Any], update: bool = True) -> RNNState:
         """`initial_state` from arrays instead of expressions."""
-        return self.initial_state([ops.inputVector(v) for v in vecs], update)
+        return self.initial_state([functions.inputVector(v) for v in vecs], update)
 
     # Parameters
 
@@ -194,5 +194,5 @@ class RNNBuilder:
 
 def _mask(size: int, rate: float, batch_size: int) -> Expression:
     """Zero at the rate, else what keeps the mean; each batch element has its own."""
-    drawn = [ops.random_bernoulli(size, 1 - rate, 1 / (1 - rate)) for _ in range(batch_size)]
-    return drawn[0] if batch_size == 1 else ops.concatenate_to_batch(drawn)
+    drawn = [functions.random_bernoulli(size, 1 - rate, 1 / (1 - rate)) for _ in range(batch_size)]
+    return drawn[0] if batch_size == 1 else functions.concatenate_to_batch(drawn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dynbatch import ops
+from dynbatch import functions
 from dynbatch.cell import cell
 from dynbatch.parameters import Parameter
 from dynbatch.rnn.builder import Layer, RNNBuilder, affine, masked
@@ -39,16 +39,16 @@ class CoupledLSTMLayer(Layer):
     @cell
     def dropped_step(self, x: Any, c: Any, h: Any, mask_x: Any, mask_h: Any, mask_c: Any) -> Any:
         """`step` under masks; that of c is for the peepholes alone."""
-        return self.equations(ops.cmult(x, mask_x), c, masked(h, mask_h), mask_c)
+        return self.equations(functions.cmult(x, mask_x), c, masked(h, mask_h), mask_c)
 
     def equations(self, x: Any, c: Any, h: Any, mask_c: Any) -> Any:
         """A step, given what is left of x and h."""
         p = self.p
-        i = ops.logistic(affine(p.b_i, (p.W_ix, x), (p.W_ih, h), (p.W_ic, seen(c, mask_c))))
-        g = ops.tanh(affine(p.b_c, (p.W_cx, x), (p.W_ch, h)))
-        new_c = ops.cmult(i, g) if c is None else ops.cmult(1 - i, c) + ops.cmult(i, g)
-        o = ops.logistic(affine(p.b_o, (p.W_ox, x), (p.W_oh, h), (p.W_oc, seen(new_c, mask_c))))
-        return new_c, ops.cmult(o, ops.tanh(new_c))
+        i = functions.logistic(affine(p.b_i, (p.W_ix, x), (p.W_ih, h), (p.W_ic, seen(c, mask_c))))
+        g = functions.tanh(affine(p.b_c, (p.W_cx, x), (p.W_ch, h)))
+        new_c = functions.cmult(i, g) if c is None else functions.cmult(1 - i, c) + functions.cmult(i, g)
+        o = functions.logistic(affine(p.b_o, (p.W_ox, x), (p.W_oh, h), (p.W_oc, seen(new_c, mask_c))))
+        return new_c, functions.cmult(o, functions.tanh(new_c))
 
 
 def seen(c: Any, mask: Any) -> Any:

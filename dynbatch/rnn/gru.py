@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dynbatch import ops
+from dynbatch import functions
 from dynbatch.cell import cell
 from dynbatch.graph import Expression, Operand
 from dynbatch.parameters import Parameter
@@ -36,17 +36,17 @@ class GRULayer(Layer):
     def step(self, x: Any, h: Any) -> Any:
         """The new h."""
         p = self.p
-        z = ops.logistic(affine(p.b_z, (p.W_zx, x), (p.W_zh, h)))
+        z = functions.logistic(affine(p.b_z, (p.W_zx, x), (p.W_zh, h)))
         if h is None:
-            return (ops.cmult(z, ops.tanh(affine(p.b_h, (p.W_hx, x)))),)
-        r = ops.logistic(affine(p.b_r, (p.W_rx, x), (p.W_rh, h)))
-        u = ops.tanh(affine(p.b_h, (p.W_hx, x), (p.W_hh, ops.cmult(r, h))))
-        return (ops.cmult(1 - z, h) + ops.cmult(z, u),)
+            return (functions.cmult(z, functions.tanh(affine(p.b_h, (p.W_hx, x)))),)
+        r = functions.logistic(affine(p.b_r, (p.W_rx, x), (p.W_rh, h)))
+        u = functions.tanh(affine(p.b_h, (p.W_hx, x), (p.W_hh, functions.cmult(r, h))))
+        return (functions.cmult(1 - z, h) + functions.cmult(z, u),)
 
     @cell
     def dropped_step(self, x: Any, h: Any, rate: Any) -> Any:
         """`step` on an input with dropout."""
-        return self.step(ops.dropout(x, rate), h)
+        return self.step(functions.dropout(x, rate), h)
 
 
 class GRUBuilder(RNNBuilder):
@@ -90,4 +90,4 @@ class GRUBuilder(RNNBuilder):
 
     def dropped_output(self, h: Expression) -> Expression:
         """The output; h itself, which the next step reads, is not dropped."""
-        return ops.dropout(h, self.rates[0]) if self.rates else h
+        return functions.dropout(h, self.rates[0]) if self.rates else h

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dynbatch import ops
+from dynbatch import functions
 from dynbatch.cell import cell
 from dynbatch.parameters import Parameter
 from dynbatch.rnn.builder import Layer, RNNBuilder, affine, masked
@@ -27,12 +27,12 @@ class SimpleRNNLayer(Layer):
     def step(self, x: Any, h: Any) -> Any:
         """The new h."""
         p = self.p
-        return (ops.tanh(affine(p.b, (p.W_x, x), (p.W_h, h))),)
+        return (functions.tanh(affine(p.b, (p.W_x, x), (p.W_h, h))),)
 
     @cell
     def dropped_step(self, x: Any, h: Any, mask_x: Any, mask_h: Any) -> Any:
         """`step` under masks."""
-        return self.step(ops.cmult(x, mask_x), masked(h, mask_h))
+        return self.step(functions.cmult(x, mask_x), masked(h, mask_h))
 
 
 class SimpleRNNBuilder(RNNBuilder):

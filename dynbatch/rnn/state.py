@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dynbatch import ops
+from dynbatch import functions
 from dynbatch.errors import DynbatchError, ShapeError, user_line
 from dynbatch.graph import Expression, Operand
 from dynbatch.graph import state as recording
@@ -183,7 +183,7 @@ class RNNState:
 
     def _filled(self, vectors: Vectors) -> Vectors:
         """The vectors, with zeros for what there is not yet."""
-        return tuple([ops.zeros(self._run.builder.hidden_dim) if v is None else v for v in vectors])
+        return tuple([functions.zeros(self._run.builder.hidden_dim) if v is None else v for v in vectors])
 
     def _checked(self, name: str, es: Sequence[Any]) -> list[Expression]:
         hidden = (self._run.builder.hidden_dim,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dynbatch import ops
+from dynbatch import functions
 from dynbatch.cell import cell
 from dynbatch.parameters import Parameter, ParameterCollection
 from dynbatch.rnn.builder import Layer, RNNBuilder, affine, constants, masked
@@ -48,29 +48,29 @@ class VanillaLSTMLayer(Layer):
         """The new c and h."""
         gates = self.gates(x, h)
         n = len(gates) // 4
-        i = ops.logistic(gates[:n])
-        f = ops.logistic(gates[n : 2 * n] + self.forget_bias)
-        o = ops.logistic(gates[2 * n : 3 * n])
-        g = ops.tanh(gates[3 * n :])
-        new_c = ops.cmult(i, g) if c is None else ops.cmult(f, c) + ops.cmult(i, g)
-        return new_c, ops.cmult(o, ops.tanh(self.normalized(new_c)))
+        i = functions.logistic(gates[:n])
+        f = functions.logistic(gates[n : 2 * n] + self.forget_bias)
+        o = functions.logistic(gates[2 * n : 3 * n])
+        g = functions.tanh(gates[3 * n :])
+        new_c = functions.cmult(i, g) if c is None else functions.cmult(f, c) + functions.cmult(i, g)
+        return new_c, functions.cmult(o, functions.tanh(self.normalized(new_c)))
 
     @cell
     def dropped_step(self, x: Any, c: Any, h: Any, mask_x: Any, mask_h: Any) -> Any:
         """`step` under masks."""
-        return self.step(ops.cmult(x, mask_x), c, masked(h, mask_h))
+        return self.step(functions.cmult(x, mask_x), c, masked(h, mask_h))
 
     def gates(self, x: Any, h: Any) -> Any:
         """The stacked gates, before their nonlinearities."""
         p, norm = self.p, self.norm
         if norm is None:
             return affine(p.b, (p.W_x, x), (p.W_h, h))
-        gates = p.b + ops.layer_norm(p.W_x * x, norm.gain_x, norm.bias_x)
-        return gates if h is None else gates + ops.layer_norm(p.W_h * h, norm.gain_h, norm.bias_h)
+        gates = p.b + functions.layer_norm(p.W_x * x, norm.gain_x, norm.bias_x)
+        return gates if h is None else gates + functions.layer_norm(p.W_h * h, norm.gain_h, norm.bias_h)
 
     def normalized(self, c: Any) -> Any:
         """c as the output sees it."""
-        return c if self.norm is None else ops.layer_norm(c, self.norm.gain_c, self.norm.bias_c)
+        return c if self.norm is None else functions.layer_norm(c, self.norm.gain_c, self.norm.bias_c)
 
 
 class VanillaLSTMBuilder(RNNBuilder):

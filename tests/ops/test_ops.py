@@ -11,7 +11,7 @@ import pytest
 from op_table import OF_THEIR_OWN, ROWS, Instance, Row, Variant
 
 import dynbatch as dy
-import dynbatch.ops
+import dynbatch.functions
 from dynbatch.cpu import tiers
 
 CASES = [pytest.param(row, variant, id=f"{row}-{variant}") for row in ROWS for variant in row.variants]
@@ -60,8 +60,8 @@ def assert_value(actual: Any, wanted: np.ndarray, what: str) -> None:
 
 
 def test_every_public_op_has_a_row() -> None:
-    assert set(dynbatch.ops.__all__) <= {row.name for row in ROWS} | set(OF_THEIR_OWN)
-    operators = {row.name for row in ROWS} - set(dynbatch.ops.__all__)
+    assert set(dynbatch.functions.__all__) <= {row.name for row in ROWS} | set(OF_THEIR_OWN)
+    operators = {row.name for row in ROWS} - set(dynbatch.functions.__all__)
     assert operators == {"plus", "minus", "times", "matrix_product", "divide", "negate", "get_item"}
     assert set(OF_THEIR_OWN.values()) <= set(globals())
 

@@ -1,0 +1,88 @@
+"""Compiled kernels on disk: used again by the next process, and no harm where the folder or a file in it is bad."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import dynbatch as dy
+
+x = dy.inputVector([0.5, -1.0, 2.0])
+gate = dy.cell(lambda x: (dy.cmult(dy.logistic(x), dy.tanh(x)), dy.concatenate([x, dy.square(x)])))
+y, z = gate(x)
+(dy.sum_elems(y) + dy.sum_elems(dy.exp(z))).backward(full=True)
+assert {r.tier for r in dy.plan().batch_reports} == {"compiled"}
+print(y.npvalue().tolist(), x.gradient().tolist())
+"""
+
+
+def run(cache: Path | str) -> tuple[str, str]:
+    """What a process that compiles everything prints, and says on its standard error."""
+    environment = os.environ | {"DYNBATCH_CACHE": str(cache), "DYNBATCH_COMPILE": "always"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def files(cache: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (cache / "kernels").rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder that a first process has filled, and what that printed."""
+    cache = tmp_path_factory.mktemp("cache")
+    printed, said = run(cache)
+    assert "compiling" in said and "cannot be used" not in said
+    return cache, printed
+
+
+def test_the_next_process_does_not_compile_again(filled: tuple[Path, str]) -> None:
+    cache, printed = filled
+    before = files(cache)
+    assert {path.suffix for path in before} >= {".py", ".nbi", ".nbc"}
+    assert run(cache) == (printed, "")
+    assert files(cache) == before
+
+
+def test_a_damaged_source_file_is_written_again(filled: tuple[Path, str]) -> None:
+    cache, printed = filled
+    sources = sorted((cache / "kernels").glob("*.py"))
+    texts = [path.read_text() for path in sources]
+    sources[0].write_text("this is not Python")
+    sources[1].write_bytes(b"\xff\xfe\x00")
+    sources[2].unlink()
+    again, said = run(cache)
+    assert again == printed and "cannot be used" not in said
+    assert [path.read_text() for path in sources] == texts
+    assert run(cache) == (printed, "")
+    assert not list((cache / "kernels").glob("*.tmp"))
+
+
+@pytest.mark.parametrize("content", [b"", b"not what numba wrote"], ids=["empty", "garbage"])
+def test_a_damaged_index_costs_one_warning(filled: tuple[Path, str], content: bytes) -> None:
+    cache, printed = filled
+    kept = {path: path.read_bytes() for path in (cache / "kernels").rglob("*.nbi")}
+    try:
+        for path in kept:
+            path.write_bytes(content)
+        again, said = run(cache)
+        assert again == printed
+        assert said.count("cannot be used") == 1
+    finally:
+        for path, data in kept.items():
+            path.write_bytes(data)
+
+
+def test_a_folder_that_cannot_be_written_costs_one_warning(filled: tuple[Path, str], tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("where a folder should be")
+    again, said = run(blocked / "cache")
+    assert again == filled[1]
+    assert said.count("cannot be used") == 1
+    assert "DYNBATCH_CACHE" in said
