@@ -136,7 +136,7 @@ class BoundCell:
         self.instance = instance
         self.key = key
         self.bound_cell = self
-        self.fastest: Callable[..., Any] = self
+        self.fastest: Callable[..., Any] = self.record
         self.variants: dict[Any, list[Variant]] = {}
         skip = 0 if instance is None else 1
         self.names = list(cell.parameters.parameters)[skip:]
@@ -155,12 +155,16 @@ class BoundCell:
 
     def install(self, function: Callable[..., Any]) -> None:
         """Make ``function`` what a call of the cell reaches first: this object, or its recorder for the last trace."""
-        self.fastest = function
+        self.fastest = function if function is not self else self.record
         if self.instance is not None:
             self.instance.__dict__[self.key] = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Record a call: one node; inlined within the trace of another cell."""
+        """Record a call, by the recorder of the last trace where there is one."""
+        return self.fastest(*args, **kwargs)
+
+    def record(self, *args: Any, **kwargs: Any) -> Any:
+        """Record a call of any kind: one node; inlined within the trace of another cell."""
         if state.tracer is not None:
             guards: Guards = state.tracer.guards
             own = () if self.instance is None else (guards.stand_in(self.instance, guards.root(self.instance)),)
@@ -475,7 +479,8 @@ def cell(function: Callable[..., Any] | None = None, *, static: Sequence[str] = 
     Arguments:
         function: takes expressions, tuples of expressions, lists of expressions of one shape (any length; combined by
             ``esum`` and the like), and numbers, which are payload: they may differ between calls. Parameters that it
-            uses are found by the trace. It returns an Expression or a tuple.
+            uses are found by the trace, and what it reads from ``self``, its closure and globals is noted: when that
+            has changed, it is traced again. It returns an Expression or a tuple.
         static: names of arguments that are part of the structure; each value has a trace of its own.
 
     Raises:

@@ -55,7 +55,7 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
         **variant.guards.namespace,
         "Expression": Expression,
         "signature": signature,
-        "slow": bound,
+        "slow": bound.record,
         "failures": FAILURES,
         "missing": object(),
         "state": state,

@@ -13,6 +13,7 @@ from dynbatch.cpu import tiers
 from dynbatch.cpu.memory import Arena
 
 Arena.poisoned = True
+THREADS = config.threads  # from the environment: `make test` gives each of pytest's processes one
 
 # "ci" draws the same examples every time, so that a red build means a change and not bad luck.
 # HYPOTHESIS_PROFILE=search looks for new ones.
@@ -24,11 +25,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(autouse=True)
 def fresh_settings():
     """The default settings, whatever an earlier test chose, and a graph of that dtype."""
-    vars(config).update(vars(Config()))
+    vars(config).update(vars(Config()), threads=THREADS)
     tiers.set_mode("never")
     dy.renew_cg()
     yield
-    vars(config).update(vars(Config()))
+    vars(config).update(vars(Config()), threads=THREADS)
     dy.renew_cg()
 
 

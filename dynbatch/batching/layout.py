@@ -84,13 +84,15 @@ def arrange(pending: Pending, order: np.ndarray, starts: np.ndarray, placed: np.
     """
     walk = (pending.stream, pending.layout, pending.pos)
     batches = starts.size - 1
-    pending.place[order] = np.repeat(np.arange(batches), np.diff(starts))
     edges = _count_edges(*walk, order)
     result = np.empty_like(order)
-    _arrange(
-        *walk, pending.producer, pending.place, placed, order, starts,
-        np.full(batches, -1, np.int64), np.empty(edges, np.int64), np.empty(edges, np.int64), result,
-    )  # fmt: skip
-    pending.place[order] = -1
-    placed[order] = False
+    try:
+        pending.place[order] = np.repeat(np.arange(batches), np.diff(starts))
+        _arrange(
+            *walk, pending.producer, pending.place, placed, order, starts,
+            np.full(batches, -1, np.int64), np.empty(edges, np.int64), np.empty(edges, np.int64), result,
+        )  # fmt: skip
+    finally:  # also when interrupted: the next plan counts on it
+        pending.place[order] = -1
+        placed[order] = False
     return result

@@ -50,6 +50,8 @@ class Pools:
         if last is None or last.kept != keep or last.end_row < self.rows + count:
             # past the first plan, grow so that many small plans still make long runs of rows
             capacity = count if last is None else max(count, self.rows)
+            if last is not None:
+                last.end_row = self.rows  # what is left of it is not used: rows from here on lie in the new segment
             code = self.code
             bases = {v: arena.allocate(capacity * code.width(v)) for v in code.stored[keep]}
             last = Segment(self.rows, self.rows + capacity, bases, keep)

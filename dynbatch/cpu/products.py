@@ -1,4 +1,4 @@
-"""Dense products: MKL with packed weights where the extra ``mkl`` is installed, else NumPy's BLAS.
+"""Dense products: MKL with packed weights where the extra ``mkl`` is installed and faster, else NumPy's BLAS.
 
 A weight is multiplied many times between two updates, by a few rows at a time; packing it once into the layout that
 the kernel reads saves most of what a small product costs. All products go through one library: the threads of two
@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import json
 import os
 import platform
 import sys
+import time
 from typing import Any
 
 import numpy as np
+
+from dynbatch.config import config
+from dynbatch.cpu.kernels import cache_directory
+from dynbatch.errors import ConfigurationError
 
 _ROW_MAJOR, _NO_TRANS, _TRANS, _PACKED, _B_MATRIX = 101, 111, 112, 151, 162  # from MKL's C interface
 _CHOICES = ("auto", "mkl", "numpy")
@@ -41,7 +47,7 @@ class Mkl:
     """The few functions of MKL that are used, in single precision."""
 
     def __init__(self, path: str) -> None:
-        os.environ.setdefault("KMP_BLOCKTIME", "0")  # its threads would spin while kernels and Python need the core
+        os.environ.setdefault("KMP_BLOCKTIME", "1")  # ms: spinning threads would take the core from the kernels
         library = ctypes.CDLL(path)
         integer, pointer, real = ctypes.c_int, ctypes.c_void_p, ctypes.c_float
         self._size = library.cblas_sgemm_pack_get_size
@@ -115,23 +121,76 @@ _sought = False
 
 
 def mkl() -> Mkl | None:
-    """MKL, if it is installed and not declined by ``DYNBATCH_BLAS=numpy``."""
+    """MKL, where it is installed and measured faster than NumPy's BLAS on this machine.
+
+    ``DYNBATCH_BLAS`` decides instead: ``mkl`` or ``numpy``.
+    """
     global _mkl, _sought
     if not _sought:
         _sought = True
         choice = os.environ.get("DYNBATCH_BLAS", "auto")
         if choice not in _CHOICES:
-            from dynbatch.errors import ConfigurationError
-
             raise ConfigurationError(f"DYNBATCH_BLAS={choice!r}: choose one of {', '.join(_CHOICES)}")
         path = None if choice == "numpy" else _find()
-        if path is not None:
-            _mkl = Mkl(path)
-        elif choice == "mkl":
-            from dynbatch.errors import ConfigurationError
-
+        if path is None and choice == "mkl":
             raise ConfigurationError("DYNBATCH_BLAS=mkl, but MKL is not installed: pip install dynbatch[mkl]")
+        if path is not None and (choice == "mkl" or _is_faster(path)):
+            _mkl = Mkl(path)
     return _mkl
+
+
+def _is_faster(path: str) -> bool:
+    """Whether packed products of MKL beat NumPy's BLAS here, measured once and kept in the cache directory.
+
+    Not a matter of course: on processors of other makers MKL may not use their widest vectors.
+    """
+    threads = config.threads or os.cpu_count() or 1
+    settings = {k: v for k, v in os.environ.items() if k.startswith(("OPENBLAS_", "MKL_", "OMP_"))}
+    key = repr((path, np.__version__, platform.node(), platform.processor(), threads, sorted(settings.items())))
+    file = cache_directory() / "blas.json"
+    try:
+        known = json.loads(file.read_text())
+        if known.get(key) in ("mkl", "numpy"):
+            return known[key] == "mkl"
+    except (OSError, ValueError, AttributeError):
+        known = {}
+    if not isinstance(known, dict):
+        known = {}
+    faster = _measure(Mkl(path), threads)
+    known[key] = "mkl" if faster else "numpy"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(known, indent=1))
+        os.replace(temporary, file)
+    except OSError:
+        pass  # measured again next time; the kernel cache warns about a folder that cannot be written
+    return faster
+
+
+def _measure(library: Mkl, threads: int) -> bool:
+    """Time both on the products of a tree model: few rows, one weight many times."""
+    library.set_threads(threads)
+    weight = np.full((512, 1280), 0.01, np.float32)
+    packed_weight = library.pack(weight)
+    rows = [np.full((n, 512), 0.01, np.float32) for n in (4, 16, 64, 256)]
+    outs = [np.empty((x.shape[0], 1280), np.float32) for x in rows]
+
+    def by_mkl() -> None:
+        for x, out in zip(rows, outs):
+            library.compute(packed_weight, x.shape[0], x.ctypes.data, 512, out.ctypes.data, 1280)
+
+    def by_numpy() -> None:
+        for x, out in zip(rows, outs):
+            np.matmul(x, weight, out=out)
+
+    times: dict[Any, list[float]] = {by_mkl: [], by_numpy: []}
+    for _ in range(12):
+        for run, found in times.items():
+            begin = time.perf_counter()
+            run()
+            found.append(time.perf_counter() - begin)
+    return sorted(times[by_mkl])[5] < sorted(times[by_numpy])[5]
 
 
 def _find() -> str | None:
