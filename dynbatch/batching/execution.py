@@ -376,9 +376,10 @@ _idle: list[Execution] = []
 
 def take_execution(graph: Graph) -> Execution:
     """An execution for a graph: one that an earlier graph has left, or a new one."""
-    for i, execution in enumerate(_idle):
-        if execution.dtype.name == graph.dtype:
-            _idle.pop(i).start(graph)
+    for i in range(len(_idle) - 1, -1, -1):  # the one used last, whose pages are warm
+        if _idle[i].dtype.name == graph.dtype:
+            execution = _idle.pop(i)
+            execution.start(graph)
             return execution
     return Execution(graph)
 
