@@ -90,7 +90,7 @@ def arrange(pending: Pending, order: np.ndarray, starts: np.ndarray, placed: np.
         pending.place[order] = np.repeat(np.arange(batches), np.diff(starts))
         _arrange(
             *walk, pending.producer, pending.place, placed, order, starts,
-            np.full(batches, -1, np.int64), np.empty(edges, np.int64), np.empty(edges, np.int64), result,
+            np.full(batches, -1, np.int32), np.empty(edges, np.int32), np.empty(edges, np.int32), result,
         )  # fmt: skip
     finally:  # also when interrupted: the next plan counts on it
         pending.place[order] = -1
