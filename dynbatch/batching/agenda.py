@@ -9,22 +9,7 @@ import numpy as np
 from numba import njit
 
 from dynbatch.batching.pending import Pending
-from dynbatch.batching.stream import ARGS, LISTS
-
-
-@njit(cache=True, nogil=True)
-def _count_operands(stream, layout, pos, nodes):
-    """Operands of all nodes together: room for the edges."""
-    count = 0
-    for n in nodes:
-        p = pos[n]
-        s = stream[p]
-        p += 1 + layout[s, ARGS]
-        count += layout[s, ARGS]
-        for _ in range(layout[s, LISTS]):
-            count += stream[p]
-            p += 1 + stream[p]
-    return count
+from dynbatch.batching.stream import ARGS, LISTS, count_operands
 
 
 @njit(cache=True, nogil=True)
@@ -182,7 +167,7 @@ def agenda(pending: Pending) -> tuple[np.ndarray, np.ndarray]:
     nodes, count = pending.nodes, pending.nodes.size
     walk = (pending.stream, pending.layout, pending.pos)
     place = pending.place
-    edges = np.empty(_count_operands(*walk, nodes), np.int32)
+    edges = np.empty(count_operands(*walk, nodes), np.int32)
     waiting, sig, level, link = (np.empty(count, np.int32) for _ in range(4))
     ptr = np.zeros(count + 1, np.int32)
     try:

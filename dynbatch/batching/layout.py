@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from dynbatch.batching.pending import Pending
-from dynbatch.batching.stream import ARGS, LISTS
+from dynbatch.batching.stream import ARGS, LISTS, count_operands
 
 
 @njit(cache=True, nogil=True)
@@ -60,20 +60,6 @@ def _arrange(stream, layout, pos, producer, batch_of, placed, order, starts, hea
     return edges
 
 
-@njit(cache=True, nogil=True)
-def _count_edges(stream, layout, pos, order):
-    count = 0
-    for n in order:
-        p = pos[n]
-        s = stream[p]
-        p += 1 + layout[s, ARGS]
-        count += layout[s, ARGS]
-        for _ in range(layout[s, LISTS]):
-            count += stream[p]
-            p += 1 + stream[p]
-    return count
-
-
 def arrange(pending: Pending, order: np.ndarray, starts: np.ndarray, placed: np.ndarray) -> np.ndarray:
     """The order with the nodes of each batch arranged by their consumers.
 
@@ -84,7 +70,7 @@ def arrange(pending: Pending, order: np.ndarray, starts: np.ndarray, placed: np.
     """
     walk = (pending.stream, pending.layout, pending.pos)
     batches = starts.size - 1
-    edges = _count_edges(*walk, order)
+    edges = count_operands(*walk, order)
     result = np.empty_like(order)
     try:
         pending.place[order] = np.repeat(np.arange(batches), np.diff(starts))

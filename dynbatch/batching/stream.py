@@ -69,6 +69,21 @@ def mark_ancestors(stream, layout, pos, producer, row, targets, nodes, marked):
 
 
 @njit(cache=True, nogil=True)
+def count_operands(stream, layout, pos, nodes):
+    """Operands of all nodes together: room for the edges."""
+    count = 0
+    for n in nodes:
+        p = pos[n]
+        s = stream[p]
+        p += 1 + layout[s, ARGS]
+        count += layout[s, ARGS]
+        for _ in range(layout[s, LISTS]):
+            count += stream[p]
+            p += 1 + stream[p]
+    return count
+
+
+@njit(cache=True, nogil=True)
 def levels(stream, layout, pos, producer, member, nodes, level):
     """Level of each of ``nodes`` (ascending): one more than its deepest argument within ``member``, else zero.
 

@@ -8,14 +8,14 @@ a concatenation are written in place, and arguments are gathered by the kernels 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
-from dynbatch.compiler.ir import ROW, SHARED, Program
+from dynbatch.compiler.ir import ROW, SHARED
 from dynbatch.cpu import products
 from dynbatch.cpu.codegen import generate, resolve
 from dynbatch.cpu.gather import gather, gather_from
@@ -28,22 +28,18 @@ _SCATTERED = ("arg", "list")
 
 
 class CompiledRoutine(Routine):
-    """A Routine whose batches run as generated code; see the module."""
+    """A Routine whose batches run as generated code, written when the first one comes; see the module.
+
+    Attributes:
+        source: the generated code.
+        prepared: what it needs of parameters: values, and the forms it uses them in.
+    """
 
     tier = "compiled"
 
-    def __init__(
-        self,
-        program: Program,
-        stored: frozenset[int],
-        groups: dict[int, int],
-        forward: Routine | None = None,
-        late_home: dict[int, tuple[int, int]] | None = None,
-    ) -> None:
-        super().__init__(program, stored, groups, forward, late_home)
-        self._function: Any = None
-        self.source = ""
-        self.prepared: list[tuple[int, str]] = []
+    source = ""
+    prepared: Sequence[tuple[int, str]] = ()
+    _function: Any = None
 
     def run(self, job: Job) -> None:
         """Run one batch."""
