@@ -86,3 +86,26 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(filled: tuple[Path, s
     assert again == filled[1]
     assert said.count("cannot be used") == 1
     assert "DYNBATCH_CACHE" in said
+
+
+def test_processes_that_compile_one_kernel_for_different_types_at_once(tmp_path: Path) -> None:
+    """The text of this kernel is the same in both precisions; numba's cache alone would mix up their code."""
+    code = """
+import sys
+import dynbatch as dy
+dy.init(dtype=sys.argv[1])
+for x in (2.0, 3.0):
+    print(round(dy.log(dy.scalarInput(x)).value(), 5))
+"""
+    for attempt in range(3):
+        environment = {**os.environ, "DYNBATCH_COMPILE": "always", "DYNBATCH_CACHE": str(tmp_path / str(attempt))}
+        both = [
+            subprocess.Popen([sys.executable, "-c", code, dtype], env=environment, stdout=subprocess.PIPE, text=True)
+            for dtype in ("float32", "float64")
+        ]
+        for process in both:
+            assert process.communicate(timeout=120)[0].split() == ["0.69315", "1.09861"]
+    third = subprocess.run(
+        [sys.executable, "-c", code, "float64"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert third.stdout.split() == ["0.69315", "1.09861"]

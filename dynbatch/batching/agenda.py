@@ -6,13 +6,13 @@ Among the signatures with ready nodes, the one whose remaining nodes have the lo
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from dynbatch.batching.pending import Pending
 from dynbatch.batching.stream import ARGS, LISTS, count_operands
+from dynbatch.cpu.jit import jit
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def _list_edges(stream, layout, pos, producer, place, nodes, sig, level, edges, waiting, ptr, own_sig, own_level):
     """Pending arguments of each node, by place; how many each waits for; and in ``ptr[k + 1]`` how many use it."""
     e = 0
@@ -44,7 +44,7 @@ def _list_edges(stream, layout, pos, producer, place, nodes, sig, level, edges, 
         waiting[k] = e - before
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def _list_users(edges, waiting, fill, users):
     """Turn the edges around: the users of each node, from ``fill[node]`` on."""
     e = 0
@@ -56,14 +56,14 @@ def _list_users(edges, waiting, fill, users):
             e += 1
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def _less(a, b, total, left):
     """Whether signature a comes before b: lower mean level, then lower index (so that the order is defined)."""
     x, y = total[a] * left[b], total[b] * left[a]
     return x < y or (x == y and a < b)
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def _push(heap, size, item, total, left):
     i = size
     heap[i] = item
@@ -75,7 +75,7 @@ def _push(heap, size, item, total, left):
         i = up
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def _pop(heap, size, total, left):
     """Remove the first of ``size`` items; returns it."""
     item = heap[0]
@@ -95,7 +95,7 @@ def _pop(heap, size, total, left):
     return item
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def _schedule(nodes, sig, level, signatures, waiting, ptr, users, link, order, starts):
     """Ready nodes of each signature are a linked list in order of becoming ready; a heap holds the ready signatures.
 

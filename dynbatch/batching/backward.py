@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from dynbatch.batching.stream import ARGS, LISTS
+from dynbatch.cpu.jit import jit
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def reach(stream, layout, pos, producer, sig, trained, everything, loss, needs, wanted):
     """Mark the ancestors of node ``loss`` that a gradient is needed for; returns how many.
 
@@ -56,7 +56,7 @@ def reach(stream, layout, pos, producer, sig, trained, everything, loss, needs, 
     return count
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def keep_needed(order, starts, signatures, needs, new_order, new_starts, new_signatures):
     """The needed nodes of the batches that ran, in that order; returns how many batches are left."""
     count = 0
@@ -76,7 +76,7 @@ def keep_needed(order, starts, signatures, needs, new_order, new_starts, new_sig
     return count
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def count_rows(stream, layout, pos, order, starts, signatures, rows, elements, place, batch_row, batch_element):
     """Number the rows and list elements of each signature in this order: ``place[n]``, and where each batch starts."""
     for b in range(signatures.size):
@@ -94,7 +94,7 @@ def count_rows(stream, layout, pos, order, starts, signatures, rows, elements, p
                 p += 1 + stream[p]
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def place_edges(stream, layout, pos, producer, order, starts, signatures, needs, base, stride, edge_location, uses):
     """Where each use of a value leaves its gradient (-1: nowhere); counts them in ``uses[value + 1]``."""
     count = np.zeros((layout.shape[0], base.shape[1] + 1), np.int64)
@@ -121,7 +121,7 @@ def place_edges(stream, layout, pos, producer, order, starts, signatures, needs,
             count[s, 0] += 1
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def list_edges(stream, layout, pos, order, edge_location, fill, edges):
     """The stream positions of each value's uses that carry a gradient, by value (``fill``: where each starts)."""
     for n in order:
@@ -144,7 +144,7 @@ def list_edges(stream, layout, pos, order, edge_location, fill, edges):
                 p += 1
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def rows_are_runs(order, starts, row, runs):
     """Whether each batch's nodes lie in consecutive rows of their pool."""
     for b in range(runs.size):

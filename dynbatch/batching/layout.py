@@ -6,13 +6,13 @@ An operand whose rows follow each other in memory is passed as a view; in any ot
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from dynbatch.batching.pending import Pending
 from dynbatch.batching.stream import ARGS, LISTS, count_operands
+from dynbatch.cpu.jit import jit
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def _arrange(stream, layout, pos, producer, batch_of, placed, order, starts, head, target, link, result):
     """From the last batch to the first: order a batch by the uses met so far, then note what it uses itself.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from dynbatch.batching.pending import Pending
+from dynbatch.cpu.jit import jit
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def _runs(nodes, lane_group, sig, starts):
     count = 0
     for i in range(nodes.size):

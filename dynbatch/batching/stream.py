@@ -7,12 +7,13 @@ All take flat int64 arrays. ``layout[s]`` is (arguments, lists, integers, floats
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dynbatch.cpu.jit import jit
 
 ARGS, LISTS, INTS, FLOATS, OUTS = range(5)
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def decode(stream, start, end, layout, node, value, float_pos, pos, first, fpos, producer):
     """Find the nodes in ``stream[start:end]`` and number their values; returns the next node."""
     p = start
@@ -33,7 +34,7 @@ def decode(stream, start, end, layout, node, value, float_pos, pos, first, fpos,
     return node
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def mark_ancestors(stream, layout, pos, producer, row, targets, nodes, marked):
     """Mark those of the pending ``nodes`` (ascending) that ``targets`` need; returns how many.
 
@@ -68,7 +69,7 @@ def mark_ancestors(stream, layout, pos, producer, row, targets, nodes, marked):
     return count
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def count_operands(stream, layout, pos, nodes):
     """Operands of all nodes together: room for the edges."""
     count = 0
@@ -83,7 +84,7 @@ def count_operands(stream, layout, pos, nodes):
     return count
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def levels(stream, layout, pos, producer, member, nodes, level):
     """Level of each of ``nodes`` (ascending): one more than its deepest argument within ``member``, else zero.
 
@@ -113,7 +114,7 @@ def levels(stream, layout, pos, producer, member, nodes, level):
     return deepest + 1
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def staged_levels(stream, layout, pos, producer, member, nodes, phase, skipped, level, deepest):
     """Levels that start anew in each phase, and count ``skipped`` operations of a node as if they were there.
 
@@ -154,7 +155,7 @@ def staged_levels(stream, layout, pos, producer, member, nodes, phase, skipped, 
     return start
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def sort_by(keys, nodes, size, result):
     """Stable counting sort of ``nodes`` by ``keys[node]`` in 0..size-1."""
     start = np.zeros(size + 1, np.int64)
@@ -168,14 +169,14 @@ def sort_by(keys, nodes, size, result):
         start[k] += 1
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def signatures_of(stream, pos, nodes, sig):
     """Write each node's signature to ``sig[node]``."""
     for n in nodes:
         sig[n] = stream[pos[n]]
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def cut_batches(nodes, sig, level, starts):
     """Boundaries where signature or level changes in a sorted list; returns how many batches there are."""
     count = 0
@@ -188,7 +189,7 @@ def cut_batches(nodes, sig, level, starts):
     return count
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def joiners(stream, layout, pos, producer, nodes, marked, group, group_needed, chosen):
     """Choose the marked nodes, and those of a needed group whose pending arguments are all chosen (ascending)."""
     count = 0
@@ -216,7 +217,7 @@ def joiners(stream, layout, pos, producer, nodes, marked, group, group_needed, c
     return count
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def table_sizes(stream, layout, pos, order, starts, signatures, offsets, metas, floats):
     """Where each batch's index table, flags and float payload start (see `fill_tables`); totals come last."""
     t, m, f = 0, 0, 0
@@ -237,7 +238,7 @@ def table_sizes(stream, layout, pos, order, starts, signatures, offsets, metas, 
     offsets[signatures.size], metas[signatures.size], floats[signatures.size] = t, m, f
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def fill_tables(
     stream,
     layout,
@@ -314,7 +315,7 @@ def fill_tables(
             t = e
 
 
-@njit(cache=True, nogil=True)
+@jit()
 def place_rows(order, starts, signatures, first, layout, count, base, stride, row, location):
     """Give each node its row, counted on per signature, and each of its values a location."""
     for b in range(signatures.size):

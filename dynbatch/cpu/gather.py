@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from numba import njit
+from dynbatch.cpu.jit import jit
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@jit(boundscheck=False)
 def gather(mem, offsets, width, start, stride):
     """Copy ``width`` elements from each offset to rows ``start``, ``start + stride``, ..."""
     for r in range(offsets.size):
@@ -15,7 +15,7 @@ def gather(mem, offsets, width, start, stride):
             target[j] = source[j]
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@jit(boundscheck=False)
 def gather_from(data, offsets, width, mem, start):
     """Copy ``width`` elements of ``data`` from each offset to consecutive rows of ``mem``."""
     for r in range(offsets.size):
@@ -25,7 +25,7 @@ def gather_from(data, offsets, width, mem, start):
             target[j] = source[j]
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@jit(boundscheck=False)
 def sum_edges(mem, values, ptr, edges, edge_location, width, start):
     """For each value, the sum of the gradients that its consumers wrote to their edges; returns where the rows are.
 

@@ -16,23 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dynbatch.cpu.cache import cache_directory
+
 _SPECIAL = Path(__file__).with_name("special.py").read_text()
 """Inlined into the kernels, and so part of each one's hash."""
 
 _loaded: dict[str, Callable[..., Any]] = {}
 _warned = False
-
-
-def cache_directory() -> Path:
-    """Where generated kernels go: ``DYNBATCH_CACHE``, else the platform's place for caches."""
-    chosen = os.environ.get("DYNBATCH_CACHE")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "dynbatch"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "dynbatch"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dynbatch"
 
 
 def load_kernel(text: str) -> Callable[..., Any]:
@@ -88,7 +78,8 @@ def _in_memory(digest: str, text: str, error: Exception) -> Callable[..., Any]:
     """The kernel without a cache, and a warning that says what is wrong with that."""
     _warn(error)
     namespace: dict[str, Any] = {"__name__": f"dynbatch_kernel_{digest}"}
-    exec(compile(text.replace("cache=True, ", ""), f"<kernel {digest}>", "exec"), namespace)
+    text = text.replace("from dynbatch.cpu.jit import jit", "from numba import njit as jit")  # no cache
+    exec(compile(text, f"<kernel {digest}>", "exec"), namespace)
     return namespace["kernel"]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.config import config
-from dynbatch.cpu.kernels import cache_directory
+from dynbatch.cpu.cache import cache_directory
 from dynbatch.errors import ConfigurationError
 
 _ROW_MAJOR, _NO_TRANS, _TRANS, _PACKED, _B_MATRIX = 101, 111, 112, 151, 162  # from MKL's C interface

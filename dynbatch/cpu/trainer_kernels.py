@@ -11,15 +11,16 @@ values are multiplied by at the end (weight decay).
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from dynbatch.cpu.jit import jit
 
 # No fused multiply-add and no other order of the sums: the rules round as they are written. error_model="numpy",
 # since with Python's a division needs a branch and the loop does not vectorize.
-_rule = numba.njit(cache=True, error_model="numpy", nogil=True)
+_rule = jit(error_model="numpy")
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True, fastmath={"reassoc", "contract"})
+@jit(error_model="numpy", fastmath={"reassoc", "contract"})
 def squared_norm(g: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> float:
     """Sum of squares, in float64 so that neither its size nor its order matters."""
     total = 0.0
@@ -38,7 +39,7 @@ def scale(x: np.ndarray, keep: float) -> None:
         x[i] *= keep
 
 
-@numba.njit(cache=True, nogil=True)
+@jit()
 def add_rows(
     gradient: np.ndarray, is_touched: np.ndarray, touched: np.ndarray, count: int, ids: np.ndarray, rows: np.ndarray
 ) -> int:
