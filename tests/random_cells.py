@@ -202,7 +202,7 @@ def interpreted(text: str) -> Callable[..., Any]:
     found = _interpreted.get(text)
     if found is None:
         namespace: dict[str, Any] = {}
-        exec(compile(re.sub(r"@njit\(.*?\)\n", "", text, flags=re.DOTALL), "<interpreted kernel>", "exec"), namespace)
+        exec(compile(re.sub(r"@jit\(.*?\)\n", "", text, flags=re.DOTALL), "<interpreted kernel>", "exec"), namespace)
         namespace["math"] = _Math
         found = _interpreted[text] = namespace["kernel"]
     return found
