@@ -60,7 +60,8 @@ def test_readme_code_runs_as_written(number: int, tmp_path: Path) -> None:
 def test_readme_example_learns_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
     output = run_python(EXAMPLES[0], tmp_path)
     (shown,) = [text for language, text in blocks(CHECKOUT / "README.md") if language == "text"]
-    assert shape_of(output) == shape_of(shown)
+    # sorted, since the plan's rows come slowest first, and which is slowest is a matter of what else the machine does
+    assert sorted(shape_of(output)) == sorted(shape_of(shown))
     right, count = map(int, re.search(r"(\d+) of (\d+) new formulas right", output).groups())  # type: ignore[union-attr]
     assert right > 0.9 * count
 
