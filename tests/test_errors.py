@@ -543,6 +543,18 @@ def test_what_is_fixed_once_parameters_exist(W: Any) -> None:
     dy.init(dtype="float64", seed=1)  # what they are already
 
 
+@pytest.mark.usefixtures("tier")
+def test_what_has_no_operands_follows_the_precision_of_its_graph() -> None:
+    """In one process, first in one precision and then in the other."""
+    for dtype in ("float32", "float64", "float32"):
+        dy.init(dtype=dtype)
+        made = [dy.scalarInput(2.0), dy.zeros(2), dy.ones(2), dy.constant(2, 2.0), dy.random_uniform(2)]
+        made += [dy.random_normal(2), dy.random_bernoulli(2, 0.5), dy.random_gumbel(2), dy.inputVector([2.0, 2.0])]
+        for e in made:
+            assert e.type.dtype.name == dtype
+            assert dy.log(e * 1.0 + 1.0 - e + 1.0).npvalue() == pytest.approx(np.log(2), rel=1e-6)
+
+
 # ---- faults while running --------------------------------------------------------------------------------------------
 
 

@@ -109,7 +109,9 @@ class Op:
                 break
         else:
             types = [o.type for o in operands]
-            if static or ints or floats or len(types) > 2:
+            if not types:  # nothing else says which precision it is
+                key = (state.graph.dtype, ints, floats, static)
+            elif static or ints or floats or len(types) > 2:
                 key = (ints, floats, static, *types)
             else:
                 key = types[0] if len(types) == 1 else tuple(types)
