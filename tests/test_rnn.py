@@ -525,6 +525,7 @@ def test_directions_of_given_builders(float64):
     ],
 )
 def test_parameters_are_dynets(builder, name, shapes):
+    dy.init(seed=1)  # the bounds are those of a sample
     model = dy.ParameterCollection()
     rnn = builder(2, 3, 4, model)
     second = [(s[0], 4) if len(s) == 2 else s for s in shapes]
