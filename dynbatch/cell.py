@@ -176,7 +176,7 @@ class BoundCell:
     def _record(self, args: tuple[Any, ...]) -> Any:
         """Record a call with all arguments in order."""
         graph = state.graph
-        key: list[Any] = []
+        key: list[Any] = [graph.dtype]  # payload alone does not say which precision it is
         vids: list[int] = []
         ints: list[Any] = []
         floats: list[float] = []

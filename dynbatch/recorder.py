@@ -85,6 +85,9 @@ def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Ca
             floats.append(name)
     for group in signature.equal_lists:
         tests.append(" == ".join(f"len({listed[k]})" for k in group))
+    if not vids and not lists:  # types of expressions say which precision it is; payload alone does not
+        namespace["dtype"] = state.graph.dtype
+        tests.append("graph.dtype == dtype")
     tests += ["graph is not None", "not rest", "not named", "not config.debug", variant.guards.condition]
     for o, t in enumerate(signature.types):
         namespace[f"out{o}"] = t

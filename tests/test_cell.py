@@ -522,3 +522,16 @@ def test_nothing_warns() -> None:
         model, x = Model(), vector()
         loss = model.loss(model.child_sum(model.step(x, x), [x, x]), 1, 1.0)
         loss.backward()
+
+
+def test_a_cell_of_payload_alone_follows_the_precision_of_its_graph() -> None:
+    @dy.cell
+    def filled(number):
+        return dy.ones(3) * number
+
+    for dtype in ("float32", "float64", "float32"):
+        dy.init(dtype=dtype)
+        for number in (2, 3):  # traced, and recorded by the recorder
+            e = filled(number)
+            assert e.type.dtype.name == dtype
+            assert (e + 1.0).value() == [number + 1.0] * 3
