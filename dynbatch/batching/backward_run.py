@@ -14,7 +14,7 @@ from dynbatch.batching import backward as reverse
 from dynbatch.batching import stream as passes
 from dynbatch.batching.depth import depth
 from dynbatch.batching.pending import Pending
-from dynbatch.batching.plan import BatchReport, Plan, Tables
+from dynbatch.batching.plan import Plan, Tables
 from dynbatch.compiler.ir import ROW
 from dynbatch.config import config
 from dynbatch.cpu.code import GradientCode
@@ -154,17 +154,7 @@ class BackwardRun:
                 destination[v] = self.bases[s][v] + at * code.width(v)
             job = self._job(self.tables, b, pools, nodes, bool(self.runs[b]), destination)
             routine.run(job)
-            plan.batch_reports.append(
-                BatchReport(
-                    code.program.name,
-                    nodes.size,
-                    clock() - begin,
-                    job.gathered * arena.itemsize,
-                    job.viewed * arena.itemsize,
-                    routine.tier,
-                    pools.shapes,
-                )
-            )
+            plan.add(routine, job, clock() - begin, pools.shapes)
             arena.release_scratch()
         plan.show_in_debug()
         return self._finish()

@@ -18,7 +18,7 @@ from dynbatch.batching.depth import depth
 from dynbatch.batching.layout import arrange
 from dynbatch.batching.off import off
 from dynbatch.batching.pending import Pending
-from dynbatch.batching.plan import BatchReport, Plan, Tables
+from dynbatch.batching.plan import Plan, Tables
 from dynbatch.config import config
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.memory import Arena
@@ -301,17 +301,7 @@ class Execution:
             destination = {v: segment.bases[v] + at * pools.code.width(v) for v in pools.code.stored[keep]}
             job = Job(arena, tables, b, pools.signature, rows, self.data, destination)
             routine.run(job)
-            plan.batch_reports.append(
-                BatchReport(
-                    routine.program.name,
-                    rows,
-                    clock() - begin,
-                    job.gathered * arena.itemsize,
-                    job.viewed * arena.itemsize,
-                    routine.tier,
-                    pools.shapes,
-                )
-            )
+            plan.add(routine, job, clock() - begin, pools.shapes)
             arena.release_scratch()
         plan.show_in_debug()
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dynbatch.batching.stream import ARGS, INTS, fill_tables, table_sizes
 from dynbatch.config import config
+
+if TYPE_CHECKING:
+    from dynbatch.cpu.job import Job
+    from dynbatch.cpu.routine import Routine
 
 
 class Tables:
@@ -164,6 +168,13 @@ class Plan:
     def seconds_per_batch(self) -> list[float]:
         """Run time of each batch, in order."""
         return [b.seconds for b in self.batch_reports]
+
+    def add(self, routine: Routine, job: Job, seconds: float, shapes: str) -> None:
+        """Report a batch that has run."""
+        item = job.arena.itemsize
+        name, tier = routine.program.name, routine.tier
+        report = BatchReport(name, job.rows, seconds, job.gathered * item, job.viewed * item, tier, shapes)
+        self.batch_reports.append(report)
 
     def show_in_debug(self) -> None:
         """Print a line for each batch, in debug mode."""
