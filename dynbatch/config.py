@@ -141,17 +141,6 @@ def _check(name: str, value: Any) -> Any:
     return value
 
 
-_DEFAULTS = {
-    "device": "cpu",
-    "autobatch": "agenda",
-    "seed": None,
-    "dtype": "float32",
-    "threads": None,
-    "check_validity": False,
-    "debug": False,
-}
-
-
 class _Unset:
     def __repr__(self) -> str:
         return "(environment, else the default)"

@@ -87,11 +87,6 @@ class Graph:
         return index
 
 
-def current_graph() -> Graph:
-    """The graph that this thread records into."""
-    return state.graph
-
-
 def renew_cg() -> None:
     """Start a new graph; expressions of the old one cannot be used any more. Memory is kept for reuse."""
     old = state.graph

@@ -104,8 +104,8 @@ def test_names_in_the_architecture_exist() -> None:
 
 def test_environment_variables_in_the_readme_exist() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
-    from dynbatch.config import _DEFAULTS
+    from dynbatch.config import _PARSERS
 
-    known = {f"DYNBATCH_{name.upper()}" for name in _DEFAULTS} | set(re.findall(r'"(DYNBATCH_[A-Z]+)"', sources))
+    known = {f"DYNBATCH_{name.upper()}" for name in _PARSERS} | set(re.findall(r'"(DYNBATCH_[A-Z]+)"', sources))
     found = set(re.findall(r"DYNBATCH_[A-Z_]+[A-Z]", (CHECKOUT / "README.md").read_text(encoding="utf-8")))
     assert found and found <= known

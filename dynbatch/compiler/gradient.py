@@ -16,8 +16,6 @@ from dynbatch.ops.reduction import sum_rows
 from dynbatch.ops.segment import segment_sum
 from dynbatch.ops.shape import concatenate, pad_range
 
-INPUTS = ("arg", "list", "int", "float", "data", "slot", "table", "ptr")
-
 
 def gradient(
     program: Program,

@@ -201,11 +201,6 @@ def _find() -> str | None:
     return found[0] if found else None
 
 
-def blas_name() -> str:
-    """``mkl`` or ``numpy``: the library that multiplies."""
-    return "mkl" if mkl() is not None else "numpy"
-
-
 def product(x: np.ndarray, m: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """``x @ m`` of 2-D arrays, through the library in use."""
     library = mkl()

@@ -141,7 +141,6 @@ class Routine:
     Attributes:
         shared, steps, final: see the module.
         late: values that the final steps compute.
-        shared_values: values that the shared steps compute.
     """
 
     tier = "numpy"
@@ -175,7 +174,6 @@ class Routine:
                     self.steps.append(_copy(v, value))
             else:
                 self.steps.append(_run_op(v, value, v in stored))
-        self.shared_values = [v for v, x in enumerate(values) if x.op and x.domain == SHARED and v not in self.late]
         shared_inputs = [(v, x.index) for v, x in enumerate(values) if x.kind == "fwd" and x.domain == SHARED]
         self.forward_shared = (forward, shared_inputs) if forward and shared_inputs else None
 

@@ -23,16 +23,6 @@ def _float_from_bits(typing_context, bits):
     return types.float32(types.int32), generate
 
 
-@intrinsic
-def _bits_from_float(typing_context, x):
-    """The 32 bits of a float32."""
-
-    def generate(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
-
-
 _LIMIT = np.float32(7.90531110763549805)
 _P = [
     np.float32(c)
