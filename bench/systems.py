@@ -79,7 +79,22 @@ class System:
         return None
 
 
-class Dynbatch(System):
+class DynetStyle(System):
+    """What DyNet and dynbatch have in common: the names of their interface."""
+
+    def restore(self) -> None:
+        """Also makes the trainer, once. Its update of word vectors is sparse unless told otherwise."""
+        if not hasattr(self, "trainer"):
+            self.trainer = self.dy.SimpleSGDTrainer(self.program.collection, learning_rate=self.rate)
+            self.trainer.set_clip_threshold(0)
+        super().restore()
+
+    def assign(self, parameter: Any, value: np.ndarray) -> None:
+        """Tables and dense parameters have different names for it."""
+        (parameter.init_from_array if hasattr(parameter, "init_from_array") else parameter.set_value)(value)
+
+
+class Dynbatch(DynetStyle):
     """This project. Its systems differ in the program."""
 
     library = "dynbatch"
@@ -96,17 +111,6 @@ class Dynbatch(System):
             return version("dynbatch")
         except PackageNotFoundError:
             return "a checkout"
-
-    def restore(self) -> None:
-        """Also makes the trainer, once."""
-        if not hasattr(self, "trainer"):
-            self.trainer = self.dy.SimpleSGDTrainer(self.program.collection, learning_rate=self.rate)
-            self.trainer.set_clip_threshold(0)
-        super().restore()
-
-    def assign(self, parameter: Any, value: np.ndarray) -> None:
-        """Tables and dense parameters have DyNet's different names for it."""
-        (parameter.init_from_array if hasattr(parameter, "init_from_array") else parameter.set_value)(value)
 
     def infer(self, batch: list) -> tuple[float, dict[str, float]]:
         """Scheduling and running are told apart by the plan."""
@@ -152,7 +156,7 @@ class Dynbatch(System):
         return next((name for name in ("mkl", "openblas") if name in loaded), None)
 
 
-class Dynet(System):
+class Dynet(DynetStyle):
     """DyNet, from the package ``dyNET38``. Its products are Eigen's and run on one thread."""
 
     library = "dynet"
@@ -166,17 +170,6 @@ class Dynet(System):
         dynet_config.set(mem=2048, autobatch=self.flags[strategy], random_seed=1)
         self.dy = importlib.import_module("dynet")
         return self.dy.__version__
-
-    def restore(self) -> None:
-        """Also makes the trainer, once. Its update of word vectors is sparse unless told otherwise."""
-        if not hasattr(self, "trainer"):
-            self.trainer = self.dy.SimpleSGDTrainer(self.program.collection, learning_rate=self.rate)
-            self.trainer.set_clip_threshold(0)
-        super().restore()
-
-    def assign(self, parameter: Any, value: np.ndarray) -> None:
-        """Tables and dense parameters have different names for it."""
-        (parameter.init_from_array if hasattr(parameter, "init_from_array") else parameter.set_value)(value)
 
     def infer(self, batch: list) -> tuple[float, dict[str, float]]:
         """Scheduling is part of running: DyNet does not tell."""

@@ -9,12 +9,11 @@ from dynbatch.compiler.trace import Tracer
 from dynbatch.errors import ShapeError, user_line
 from dynbatch.functions.arguments import operand_pair, simple_op
 from dynbatch.functions.arithmetic import emit_product
-from dynbatch.graph import Expression, state
+from dynbatch.graph import Expression
 from dynbatch.ops import elementwise as ew
 from dynbatch.ops import linear, reduction
 from dynbatch.ops.record import (
     Op,
-    as_operand,
 )
 
 _transpose = simple_op(linear.transpose)
@@ -52,25 +51,7 @@ def affine_transform(exprs: Sequence[Any]) -> Expression:
     """``b + W1 * x1 + W2 * x2 + ...`` of the list ``[b, W1, x1, W2, x2, ...]``; the bias is added to each column."""
     if len(exprs) % 2 == 0:
         raise ShapeError(f"{user_line()}: affine_transform: expected [b, W1, x1, ...], an odd number, not {len(exprs)}")
-    graph = state.graph
-    if graph is not None and getattr(exprs[0], "is_parameter", False):
-        # the fast path, for a bias that is a parameter: what most nodes of a model without cells are
-        inputs = [e for e in exprs if e.__class__ is Expression]
-        if inputs and all(e.graph is graph for e in inputs):
-            table = exprs[0].table
-            key = (_affine, *[getattr(e, "key", e) for e in exprs])
-            signature = table.get(key)
-            if signature is None:
-                operands = [as_operand(e) for e in exprs]
-                if sum([o.is_parameter for o in operands]) + len(inputs) == len(operands):
-                    signature = table[key] = _affine.find(operands, 0, 0)
-            if signature is not None:
-                place = signature.place
-                index = place[1] if place[0] == graph.serial else graph.touch(signature)
-                graph.stream.extend((index, *[e.vid for e in inputs]))
-                graph.values += 1
-                return Expression(graph, graph.values - 1, signature.type)
-    return _affine([as_operand(e) for e in exprs])
+    return _affine.several(exprs)
 
 
 def transpose(x: Any) -> Expression:

@@ -95,6 +95,31 @@ class Op:
         graph.values = vid + 1
         return Expression(graph, vid, signature.type)
 
+    def several(self, operands: Sequence[Any]) -> Expression:
+        """Record a call with any operands and nothing else.
+
+        Has a fast path for where the first is a parameter: an affine transform is what most nodes of a model without
+        cells are.
+        """
+        graph = state.graph
+        if graph is not None and getattr(operands[0], "is_parameter", False):
+            inputs = [o for o in operands if o.__class__ is Expression]
+            if inputs and all(e.graph is graph for e in inputs):
+                table = operands[0].table
+                key = (self, *[getattr(o, "key", o) for o in operands])
+                signature = table.get(key)
+                if signature is None:
+                    checked = [as_operand(o) for o in operands]
+                    if sum([o.is_parameter for o in checked]) + len(inputs) == len(checked):
+                        signature = table[key] = self.find(checked, 0, 0)
+                if signature is not None:
+                    place = signature.place
+                    index = place[1] if place[0] == graph.serial else graph.touch(signature)
+                    graph.stream.extend((index, *[e.vid for e in inputs]))
+                    graph.values += 1
+                    return Expression(graph, graph.values - 1, signature.type)
+        return self([as_operand(o) for o in operands])
+
     def find(self, operands: Sequence[Any], ints: int, floats: int, static: tuple[Any, ...] = ()) -> Signature:
         """The signature for operands like these, traced on first sight.
 
