@@ -40,6 +40,17 @@ class Tables:
         self._layout_list: list[list[int]] = graph.layout.tolist()
         self.signature_list: list[int] = signatures.tolist()
 
+    def header(self, b: int) -> tuple[int, int, int, int, int, int]:
+        """Where batch ``b``'s arguments, integers, lists, floats, and the flags of arguments and lists start."""
+        layout = self._layout_list[self.signature_list[b]]
+        rows, start, flags = self.rows(b), self._offset_list[b], self._meta_list[b]
+        ints = start + layout[ARGS] * rows
+        return start, ints, ints + layout[INTS] * rows, self._float_list[b], flags, flags + layout[ARGS]
+
+    def elements(self, b: int, index: int) -> int:
+        """Number of elements of a list argument over all rows."""
+        return self._flags[self._meta_list[b] + self._layout_list[self.signature_list[b]][ARGS] + 2 * index]
+
     def rows(self, b: int) -> int:
         """Number of nodes in batch ``b``."""
         return self._start_list[b + 1] - self._start_list[b]

@@ -163,7 +163,7 @@ class _Generator:
         lines = [_HEADER]
         lines += [f'{name} = np.{self.dtype}("{text}")\n' for text, name in self.constants.items()]
         lines.append(
-            '\n\n@jit(error_model="numpy", boundscheck=False, fastmath={"contract", "reassoc", "arcp", "nsz", "afn"})\n'
+            '\n\n@jit(error_model="numpy", boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath={"contract", "reassoc", "arcp", "nsz", "afn"})\n'
         )
         lines.append(f"def kernel({', '.join(['mem', 'lo', 'hi', 'w', *numbers, *arguments])}):\n")
         lines += [f"    t{self.place[v]} = np.empty(w, np.{self.dtype})\n" for v in buffers]
