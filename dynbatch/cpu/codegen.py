@@ -29,6 +29,11 @@ from dynbatch.cpu.special import exp32, logistic32, logistic64, tanh32
 
 '''
 
+_OPTIONS = (
+    'error_model="numpy", boundscheck=False, fastmath={"contract", "reassoc", "arcp", "nsz", "afn"}, '
+    "no_cpython_wrapper=True, no_cfunc_wrapper=True"  # it is only called from compiled code
+)
+
 _FUNCTIONS = {
     "float32": {"tanh": "tanh32", "logistic": "logistic32", "exp": "exp32"},
     "float64": {"tanh": "math.tanh", "logistic": "logistic64", "exp": "math.exp"},
@@ -162,9 +167,7 @@ class _Generator:
         buffers = [v for v in self.region.members if v in self.materialized and v not in self.outputs]
         lines = [_HEADER]
         lines += [f'{name} = np.{self.dtype}("{text}")\n' for text, name in self.constants.items()]
-        lines.append(
-            '\n\n@jit(error_model="numpy", boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath={"contract", "reassoc", "arcp", "nsz", "afn"})\n'
-        )
+        lines.append(f"\n\n@jit({_OPTIONS})\n")
         lines.append(f"def kernel({', '.join(['mem', 'lo', 'hi', 'w', *numbers, *arguments])}):\n")
         lines += [f"    t{self.place[v]} = np.empty(w, np.{self.dtype})\n" for v in buffers]
         lines.append("    for r in range(lo, hi):\n")

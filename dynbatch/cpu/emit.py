@@ -88,16 +88,17 @@ class CompiledRoutine(Routine):
 
     def _shared_forms(self, job: Job) -> tuple[Any, ...]:
         """What the function needs of parameters, each in the form that it is used in; made once a version."""
-        if not self.prepared:
-            return ()
-        signature = job.signature
-        version = signature.version()
-        known = signature.cache.get((self, "forms"))
-        if known is None or known[0] != version:
-            values = self.shared_arrays(signature, job.arena)
-            forms = tuple([_FORMS[form](values[v]) for v, form in self.prepared])
-            known = signature.cache[self, "forms"] = (version, forms)
-        return known[1]
+        key = (self, job.signature)
+        forms = job.tables.forms.get(key)
+        if forms is None:
+            values = self.shared_arrays(job.signature, job.arena) if self.prepared else {}
+            version = job.signature.version()
+            known = job.signature.cache.get((self, "forms"))
+            if known is None or known[0] != version:
+                known = (version, tuple([_FORMS[form](values[v]) for v, form in self.prepared]))
+                job.signature.cache[self, "forms"] = known
+            forms = job.tables.forms[key] = known[1]
+        return forms
 
 
 _FORMS: dict[str, Any] = {
@@ -230,7 +231,7 @@ class _Emitter:
         slot = {name: i for i, name in enumerate((*_SLOTS, *inputs, *handed))}
         compiled = [section for section in self.sections if section.compiled]
         driver = self._head(inputs, len(handed), bool(compiled))
-        module = []
+        module: list[str] = []
         for i, section in enumerate(self.sections):
             if section.compiled:
                 name = f"step{len(module)}"

@@ -47,10 +47,11 @@ def copy_rows(mem, source, source_stride, rows, width, start, stride):
 
 @jit(boundscheck=False)
 def sum_edges(mem, first, output, ptr, edges, edge_location, width, start):
-    """For each value ``first[r] + output``, the sum of the gradients that its consumers wrote to their edges; returns where the rows are.
+    """For each value ``first[r] + output``, the sum of the gradients that its consumers wrote to their edges.
 
-    Where each has one edge and those follow each other, nothing is copied and the location of the first is returned;
-    else the sums are written from ``start`` on. A negative edge location means that no gradient comes from there.
+    Returns where the rows are: where each has one edge and those follow each other, nothing is copied and the location
+    of the first is returned; else the sums are written from ``start`` on. A negative edge location means that no
+    gradient comes from there.
     """
     rows = first.size
     single = True
