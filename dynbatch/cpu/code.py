@@ -5,6 +5,7 @@ from __future__ import annotations
 from dynbatch.compiler.fuse_matmul import fuse_matmul
 from dynbatch.compiler.gradient import gradient
 from dynbatch.compiler.ir import ROW, SHARED, Program
+from dynbatch.config import config
 from dynbatch.cpu.emit import CompiledRoutine
 from dynbatch.cpu.routine import Routine, is_vector_concatenation, late_values
 from dynbatch.cpu.tiers import digest
@@ -19,6 +20,7 @@ class ForwardCode:
         outputs: where each output's rows are stored: value ids.
         kept: intermediate values that the gradient reads.
         stored: what goes to pools, by whether intermediates are kept.
+        checks: whether under ``debug`` there is something to check, which the NumPy tier does.
         digest: names the Program in the counts of `dynbatch.cpu.tiers`.
     """
 
@@ -33,12 +35,14 @@ class ForwardCode:
         )
         stored = tuple(dict.fromkeys(self.outputs))
         self.stored = {False: stored, True: stored + self.kept}
+        self.checks = _checks_in_debug(program)
         self.digest = digest(repr(program))
         self._routines: dict[tuple[bool, bool], Routine] = {}
         self._gradients: dict[tuple[object, ...], GradientCode] = {}
 
     def routine(self, keep: bool, compiled: bool) -> Routine:
         """How a batch runs: keeping intermediates or not, in either tier."""
+        compiled = compiled and not (config.debug and self.checks)
         found = self._routines.get((keep, compiled))
         if found is None:
             kind = CompiledRoutine if compiled else Routine
@@ -118,11 +122,13 @@ class GradientCode:
                     self.results[place] = (base, column)
         self.late_home = {a: home for a, home in self.late_home.items() if a not in stored}
         self.stored = tuple(sorted(stored))
+        self.checks = _checks_in_debug(program)
         self.digest = digest(repr(program))
         self._routines: dict[bool, Routine] = {}
 
     def routine(self, compiled: bool) -> Routine:
         """How a batch runs, in either tier."""
+        compiled = compiled and not (config.debug and self.checks)
         found = self._routines.get(compiled)
         if found is None:
             forward = self.forward.routine(True, compiled)
@@ -137,6 +143,10 @@ class GradientCode:
         type = self.program.values[v].type
         assert type is not None
         return type.size
+
+
+def _checks_in_debug(program: Program) -> bool:
+    return any(v.op is not None and v.op.checks_in_debug for v in program.values)
 
 
 def _is_computed(program: Program, v: int) -> bool:

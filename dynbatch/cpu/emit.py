@@ -281,6 +281,7 @@ class _Emitter:
         if counts:
             words |= {"meta", "list_flags"}
         given = [word for word in _GIVEN if word in words]
+        given += sorted(word for word in words if re.fullmatch(r"A\d+", word))
         given += [f"s{i}" for i in range(len(self.prepared)) if f"s{i}" in words]
         calls = [_GIVEN.get(word, word) for word in given]
         widths = [f"w{i}" for i in range(len(self.widths)) if f"w{i}" in words]
@@ -364,7 +365,9 @@ class _Emitter:
         return f"lists{before}"
 
     def _integers(self, v: int) -> str:
-        """Name of an integer payload column."""
+        """Name of an integer column: of the payload, or an array that Python computed."""
+        if self.values[v].kind != "int":
+            return self._array(v)
         index = self.values[v].index
         return self._column(f"I{v}", f"table[ints + {index} * rows : ints + {index + 1} * rows]")
 
@@ -577,9 +580,12 @@ class _Emitter:
                 arrays.append(self._index(value))
             elif kind == "shared":
                 arrays.append(self._shared(value, "flat"))
+            elif kind == "integer":
+                arrays.append(self._integers(value))
             else:
                 arrays.append(self._numbers(value))
         for v in source.outputs:
             numbers += [self._location(v), self._width(self.stride[v])]
-        call = ", ".join(["mem", "0", self._count(region.domain), self._width(region.size), *numbers, *arrays])
+        sizes = [self._width(size) for size in source.sizes]
+        call = ", ".join(["mem", "0", self._count(region.domain), *sizes, *numbers, *arrays])
         self._add(f"{name}({call})")

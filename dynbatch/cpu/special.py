@@ -23,6 +23,24 @@ def _float_from_bits(typing_context, bits):
     return types.float32(types.int32), generate
 
 
+@intrinsic
+def _maximum(typing_context, x, y):
+    """LLVM's maximum, which keeps NaN, and which it vectorizes in a loop (a comparison it would not)."""
+
+    def generate(context, builder, signature, args):
+        type = args[0].type
+        function = builder.module.declare_intrinsic("llvm.maximum", [type], ir.FunctionType(type, [type, type]))
+        return builder.call(function, args)
+
+    return x(x, x), generate
+
+
+@njit(inline="always", error_model="numpy")
+def greatest(x, y):
+    """The greater of two numbers; NaN if either is."""
+    return _maximum(x, y)
+
+
 _LIMIT = np.float32(7.90531110763549805)
 _P = [
     np.float32(c)
@@ -81,6 +99,47 @@ def logistic32(x):
 def logistic64(x):
     """The logistic function."""
     return 1.0 / (1.0 + math.exp(-x))
+
+
+_GOLDEN, _LOW_BITS = np.uint64(0x9E3779B97F4A7C15), np.uint64(12)
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFT1, _SHIFT2, _SHIFT3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_BELOW_ONE = 1 - 2.0**-24  # in float32; what is greater would be rounded to one
+
+
+@njit(inline="always", error_model="numpy")
+def _mix(x):
+    x = (x ^ (x >> _SHIFT1)) * _MIX1
+    x = (x ^ (x >> _SHIFT2)) * _MIX2
+    return x ^ (x >> _SHIFT3)
+
+
+@njit(inline="always", error_model="numpy")
+def uniform64(key, salt, i):
+    """Element ``i`` of a uniform draw in (0, 1): the same number as in `dynbatch.ops.random`."""
+    start = _mix(np.uint64(key) + np.uint64(salt) * _GOLDEN)
+    bits = _mix(start + np.uint64(i + 1) * _GOLDEN)
+    return (np.float64(bits >> _LOW_BITS) + 0.5) * 2.0**-52
+
+
+@njit(inline="always", error_model="numpy")
+def uniform32(key, salt, i):
+    """The same in single precision, still below one."""
+    u = uniform64(key, salt, i)
+    return np.float32(_BELOW_ONE if u > _BELOW_ONE else u)
+
+
+@njit(inline="always", error_model="numpy")
+def normal64(key, salt, i, size):
+    """Element ``i`` of a normal draw of ``size`` elements."""
+    radius = math.sqrt(-2.0 * math.log(uniform64(key, salt, i)))
+    return radius * math.cos(2.0 * math.pi * uniform64(key, salt, i + size))
+
+
+@njit(inline="always", error_model="numpy")
+def normal32(key, salt, i, size):
+    """The same in single precision."""
+    return np.float32(normal64(key, salt, i, size))
 
 
 @vectorize(["float32(float32)", "float64(float64)"], cache=True)

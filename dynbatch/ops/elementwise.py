@@ -77,6 +77,7 @@ huber = Elementwise(
     "dy * where(abs(x) < y, x, y * sign(x))",
     None,
 )
+at_mark = Elementwise("at_mark", "where(x > 0.0, y, 0.0)", None, None)  # nothing but y, unlike a product
 softmax_weight = Elementwise("softmax_weight", "where(x == y, 1.0, exp(x - y))", None, None)  # of infinities, too
 less = Elementwise("less", "where(x < y, 1.0, 0.0)", None, None)
 gumbel = Elementwise("gumbel", "-log(-log(x))", None)
@@ -96,6 +97,9 @@ class ScaleGradient(Primitive):
     def numpy(self, x: Array, factor: Array) -> Array:  # type: ignore[override]
         return x
 
+    def lower(self, b: Builder, args: tuple[int, ...], **attrs: Any) -> int | None:
+        return args[0]
+
     def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int) -> list[int | None]:  # type: ignore[override]
         return [b.emit(cmult, dout, args[1]), None]
 
@@ -104,6 +108,7 @@ class BroadcastTo(Primitive):
     """Stretch dimensions of one to ``shape``, aligned at the left."""
 
     name = "broadcast_to"
+    is_block = True
 
     def infer(self, x: Type, shape: tuple[int, ...]) -> Type:
         return type_of(shape, x.dtype)
@@ -123,6 +128,7 @@ class Constant(Primitive):
     """The same number everywhere; it depends on nothing, so it is shared by the whole batch."""
 
     name = "constant"
+    is_block = True
 
     def infer(self, shape: tuple[int, ...], value: float, dtype: str) -> Type:
         return type_of(shape, dtype)
@@ -135,6 +141,7 @@ class ToFloat(Primitive):
     """An integer payload as a scalar."""
 
     name = "to_float"
+    is_block = True
 
     def infer(self, x: None, dtype: str) -> Type:
         return type_of((1,), dtype)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from dynbatch.compiler.ir import Builder
-from dynbatch.ops.primitive import Array, Primitive
+from dynbatch.ops.elementwise import at_mark
+from dynbatch.ops.primitive import Array, Indexed, Primitive
 from dynbatch.ops.shape import axis_of, check_dim
 from dynbatch.types import Type, type_of
 
@@ -82,6 +83,39 @@ class SelectGradient(Primitive):
             moved[rows, index] += source[:, k]
         return result
 
+    def lower(self, b: Builder, args: tuple[int, ...], size: int, dim: int) -> int | None:  # type: ignore[override]
+        x, *indices = args
+        if len(indices) > 1 or len(b.type(x).shape) > 1:
+            return None
+        mark = b.emit(one_hot, indices[0], shape=(size,), dtype=b.type(x).dtype.name)
+        return b.emit(at_mark, mark, x)
+
+
+class OneHot(Indexed):
+    """One at the index, else zero."""
+
+    name = "one_hot"
+    formula = "where(i == x, 1.0, 0.0)"
+
+    def infer(self, index: None, shape: tuple[int, ...], dtype: str) -> Type:
+        return type_of(shape, dtype)
+
+    def numpy(self, index: Array, shape: tuple[int, ...], dtype: str) -> Array:  # type: ignore[override]
+        return (np.arange(shape[0]) == index[:, None]).astype(dtype)
+
+
+class Element(Primitive):
+    """The element of a vector at an index, without a gradient: what `Pick` is lowered to."""
+
+    name = "element"
+    is_block = True
+
+    def infer(self, x: Type, index: None) -> Type:
+        return type_of((1,), x.dtype)
+
+    def numpy(self, x: Array, index: Array) -> Array:  # type: ignore[override]
+        return np.take_along_axis(np.broadcast_to(x, (index.size, x.shape[1])), index[:, None], axis=1)
+
 
 class Pick(Primitive):
     """The element (or the slice) at one payload index along a dimension, which disappears."""
@@ -98,6 +132,9 @@ class Pick(Primitive):
         chosen = moved[rows, index]
         return chosen if chosen.ndim > 1 else chosen[:, None]
 
+    def lower(self, b: Builder, args: tuple[int, ...], dim: int) -> int | None:  # type: ignore[override]
+        return b.emit(element, *args) if len(b.type(args[0]).shape) == 1 else None
+
     def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, dim: int) -> list[int | None]:  # type: ignore[override]
         from dynbatch.ops.shape import reshape
 
@@ -108,6 +145,8 @@ class Pick(Primitive):
 
 lookup = Lookup()
 lookup_rows = LookupRows()
+one_hot = OneHot()
+element = Element()
 select = Select()
 select_gradient = SelectGradient()
 pick = Pick()

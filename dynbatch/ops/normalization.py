@@ -5,12 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from dynbatch.compiler.ir import Builder
-from dynbatch.ops.primitive import Array, Primitive
+from dynbatch.ops.elementwise import cmult, constant, square, subtract
+from dynbatch.ops.primitive import Array, Elementwise, Primitive
+from dynbatch.ops.reduction import keeping, mean_to
 from dynbatch.types import Type
 
 
 def _inverse_deviation(x: Array, eps: float) -> Array:
     return 1 / np.sqrt(x.var(axis=-1, keepdims=True) + np.asarray(eps, x.dtype))
+
+
+def _emit_mean(b: Builder, x: int) -> int:
+    return b.emit(mean_to, x, shape=keeping(b.type(x).shape, 0))
+
+
+def _emit_centered(b: Builder, x: int, eps: float) -> tuple[int, int]:
+    """``x - mean`` and the inverse deviation."""
+    centered = b.emit(subtract, x, _emit_mean(b, x))
+    variance = _emit_mean(b, b.emit(square, centered))
+    return centered, b.emit(inverse_root, variance, b.emit(constant, shape=(1,), value=eps, dtype=b.type(x).dtype.name))
+
+
+inverse_root = Elementwise("inverse_root", "1.0 / sqrt(x + y)", None, None)
 
 
 class Normalize(Primitive):
@@ -23,6 +39,9 @@ class Normalize(Primitive):
 
     def numpy(self, x: Array, eps: float) -> Array:  # type: ignore[override]
         return (x - x.mean(axis=-1, keepdims=True)) * _inverse_deviation(x, eps)
+
+    def lower(self, b: Builder, args: tuple[int, ...], eps: float) -> int | None:  # type: ignore[override]
+        return b.emit(cmult, *_emit_centered(b, args[0], eps))
 
     def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, eps: float) -> list[int | None]:  # type: ignore[override]
         return [b.emit(normalize_gradient, args[0], out, dout, eps=eps)]
@@ -39,6 +58,12 @@ class NormalizeGradient(Primitive):
     def numpy(self, x: Array, out: Array, dout: Array, eps: float) -> Array:  # type: ignore[override]
         centered = dout - dout.mean(axis=-1, keepdims=True)
         return (centered - out * (dout * out).mean(axis=-1, keepdims=True)) * _inverse_deviation(x, eps)
+
+    def lower(self, b: Builder, args: tuple[int, ...], eps: float) -> int | None:  # type: ignore[override]
+        x, out, dout = args
+        centered = b.emit(subtract, dout, _emit_mean(b, dout))
+        along = b.emit(cmult, out, _emit_mean(b, b.emit(cmult, dout, out)))
+        return b.emit(cmult, b.emit(subtract, centered, along), _emit_centered(b, x, eps)[1])
 
 
 normalize = Normalize()

@@ -31,6 +31,8 @@ class Primitive:
         expands: whether a node's value is repeated for each of its list elements.
         view: whether the result is the operand's memory looked at differently, so that recomputing it is free.
         writes_out: whether ``numpy`` takes ``out=`` and writes there.
+        is_block: whether generated kernels compute it as it is; other ops may be composed of such (`lower`).
+        checks_in_debug: whether ``numpy`` refuses some operands under ``debug``, which kernels do not.
     """
 
     name = ""
@@ -38,6 +40,8 @@ class Primitive:
     expands = False
     view = False
     writes_out = False
+    is_block = False
+    checks_in_debug = False
 
     def infer(self, *types: Any, **attrs: Any) -> Type | None:
         """The result's type from the operands' types; raises `ShapeError`."""
@@ -50,6 +54,10 @@ class Primitive:
     def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, **attrs: Any) -> list[int | None]:
         """Gradients of the operands, emitted into ``b``, given that of the result."""
         return [None] * len(args)
+
+    def lower(self, b: Builder, args: tuple[int, ...], **attrs: Any) -> int | None:
+        """The result composed of ops that kernels compute, emitted into ``b``; None where there is no such form."""
+        return None
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -98,8 +106,9 @@ FUNCTIONS: dict[str, Any] = {
     "logistic": _logistic,
     "erf": _erf,
     "power": np.power,
+    "inf": np.inf,
 }
-"""The functions that a formula may use; each backend has its own of the same names."""
+"""The functions that a formula may use, and infinity; each backend has its own of the same names."""
 
 
 class Elementwise(Primitive):
@@ -110,6 +119,8 @@ class Elementwise(Primitive):
         formula: the result, e.g. ``"x * tanh(y)"``.
         grads: for each operand the gradient, in the operands, ``out`` and ``dy``; None where there is none.
     """
+
+    is_block = True
 
     def __init__(self, name: str, formula: str, *grads: str | None) -> None:
         self.name = name
@@ -168,3 +179,15 @@ class Elementwise(Primitive):
             shape = b.type(arg).shape
             result.append(grad if b.type(grad).shape == shape else b.emit(sum_to, grad, shape=shape))
         return result
+
+
+class Indexed(Primitive):
+    """An op whose elements each follow from one number a row and from their place: kernels need no array for it.
+
+    Attributes:
+        formula: for kernels; the operand is ``x``, the place in storage order ``i``, their number ``size``, and
+            attributes have their names.
+    """
+
+    formula = ""
+    is_block = True

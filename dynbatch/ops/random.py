@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dynbatch.ops.primitive import Array, Primitive
+from dynbatch.ops.primitive import Array, Indexed, Primitive
 from dynbatch.types import Type, type_of
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -29,10 +29,11 @@ def _uniform(key: Array, size: int, salt: int) -> Array:
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
-class Uniform(Primitive):
+class Uniform(Indexed):
     """Uniform in (0, 1)."""
 
     name = "random_uniform"
+    formula = "uniform(x, salt, i)"
 
     def infer(self, key: None, shape: tuple[int, ...], salt: int, dtype: str) -> Type:
         return type_of(shape, dtype)
@@ -45,10 +46,11 @@ class Uniform(Primitive):
         return u.astype(dtype).reshape(-1, *t.storage)
 
 
-class Normal(Primitive):
+class Normal(Indexed):
     """Normal with mean zero and deviation one, by Box and Muller's transform of two uniforms."""
 
     name = "random_normal"
+    formula = "normal(x, salt, i, size)"
 
     def infer(self, key: None, shape: tuple[int, ...], salt: int, dtype: str) -> Type:
         return type_of(shape, dtype)

@@ -8,27 +8,91 @@ import numpy as np
 
 from dynbatch.compiler.ir import Builder
 from dynbatch.ops.elementwise import broadcast_to, cmult
+from dynbatch.ops.indexing import one_hot
 from dynbatch.ops.primitive import Array, Primitive
-from dynbatch.ops.shape import axis_of, check_dim
+from dynbatch.ops.shape import axis_of, check_dim, reshape
 from dynbatch.types import Type, type_of
 
 
-class SumTo(Primitive):
-    """Sum over the dimensions that ``shape`` has as one (or not at all, at the right): broadcasting undone."""
+def keeping(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    """The shape with dimension ``dim`` reduced to one."""
+    return (*shape[:dim], 1, *shape[dim + 1 :])
 
-    name = "sum_to"
+
+class Reduction(Primitive):
+    """Reduction of the dimensions that ``shape`` has as one (or not at all, at the right): broadcasting undone.
+
+    Attributes:
+        formula: for kernels, how an element ``y`` joins what there is, ``x``.
+        initial: what there is before the first element.
+        final: the result, of what there is in the end, ``x``, and the number of elements, ``n``.
+    """
+
+    is_block = True
+    formula = ""
+    initial = 0.0
+    final = "x"
 
     def infer(self, x: Type, shape: tuple[int, ...]) -> Type:
         return type_of(shape, x.dtype)
+
+    def reduce(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """The reference: reduce these axes, which stay as ones."""
+        raise NotImplementedError
 
     def numpy(self, x: Array, shape: tuple[int, ...]) -> Array:  # type: ignore[override]
         rank = x.ndim - 1
         padded = shape + (1,) * (rank - len(shape))
         axes = tuple(axis_of(x, d) for d in range(rank) if padded[d] == 1 and x.shape[axis_of(x, d)] != 1)
-        return x.sum(axis=axes, keepdims=True).reshape(x.shape[0], *shape[::-1])
+        return self.reduce(x, axes).reshape(x.shape[0], *shape[::-1])
+
+
+class SumTo(Reduction):
+    """Sum."""
+
+    name = "sum_to"
+    formula = "x + y"
+
+    def reduce(self, x: Array, axes: tuple[int, ...]) -> Array:
+        return x.sum(axis=axes, keepdims=True)
 
     def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, **attrs: Any) -> list[int | None]:
         return [b.emit(broadcast_to, dout, shape=b.type(args[0]).shape)]
+
+
+class MeanTo(Reduction):
+    """Mean. What is lowered to it has its own gradient."""
+
+    name = "mean_to"
+    formula = "x + y"
+    final = "x / n"
+
+    def reduce(self, x: Array, axes: tuple[int, ...]) -> Array:
+        return x.mean(axis=axes, keepdims=True)
+
+
+class MaxTo(Reduction):
+    """Maximum; of anything with a NaN, NaN. What is lowered to it has its own gradient."""
+
+    name = "max_to"
+    formula = "greatest(x, y)"
+    initial = -np.inf
+
+    def reduce(self, x: Array, axes: tuple[int, ...]) -> Array:
+        return x.max(axis=axes, keepdims=True)
+
+
+class FirstMaximum(Primitive):
+    """The index of the first maximum of a vector, or of the first NaN, as an integer; the maximum is given."""
+
+    name = "first_maximum"
+    is_block = True
+
+    def infer(self, x: Type, top: Type) -> None:
+        return None
+
+    def numpy(self, x: Array, top: Array) -> Array:  # type: ignore[override]
+        return x.argmax(axis=1)
 
 
 class SumRows(Primitive):
@@ -57,11 +121,13 @@ class MaxDim(Primitive):
         top = x.max(axis=axis_of(x, dim))
         return top if top.ndim > 1 else top[:, None]
 
-    def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, dim: int) -> list[int | None]:  # type: ignore[override]
-        from dynbatch.ops.shape import reshape
-
+    def lower(self, b: Builder, args: tuple[int, ...], dim: int) -> int | None:  # type: ignore[override]
         shape = b.type(args[0]).shape
-        kept = b.emit(reshape, dout, shape=(*shape[:dim], 1, *shape[dim + 1 :]))
+        top = b.emit(max_to, args[0], shape=keeping(shape, dim))
+        return b.emit(reshape, top, shape=shape[:dim] + shape[dim + 1 :] or (1,))
+
+    def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int, dim: int) -> list[int | None]:  # type: ignore[override]
+        kept = b.emit(reshape, dout, shape=keeping(b.type(args[0]).shape, dim))
         return [b.emit(cmult, b.emit(one_hot_argmax, args[0], dim=dim), kept)]
 
 
@@ -80,6 +146,15 @@ class OneHotArgmax(Primitive):
         np.put_along_axis(result, np.expand_dims(x.argmax(axis=axis), axis), 1, axis)
         return result
 
+    def lower(  # type: ignore[override]
+        self, b: Builder, args: tuple[int, ...], dim: int, straight_through: bool = False
+    ) -> int | None:
+        type = b.type(args[0])
+        if len(type.shape) > 1:
+            return None
+        first = b.emit(first_maximum, args[0], b.emit(max_to, args[0], shape=(1,)))
+        return b.emit(one_hot, first, shape=type.shape, dtype=type.dtype.name)
+
     def vjp(  # type: ignore[override]
         self, b: Builder, args: tuple[int, ...], out: int, dout: int, dim: int, straight_through: bool = False
     ) -> list[int | None]:
@@ -87,6 +162,9 @@ class OneHotArgmax(Primitive):
 
 
 sum_to = SumTo()
+mean_to = MeanTo()
+max_to = MaxTo()
+first_maximum = FirstMaximum()
 sum_rows = SumRows()
 max_dim = MaxDim()
 one_hot_argmax = OneHotArgmax()

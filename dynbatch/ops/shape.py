@@ -28,6 +28,7 @@ class Reshape(Primitive):
 
     name = "reshape"
     view = True
+    is_block = True
 
     def infer(self, x: Type, shape: tuple[int, ...]) -> Type:
         if math.prod(shape) != x.size:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise, is_fusible
+from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.fuse_matmul import fuse_matmul
 from dynbatch.compiler.gradient import gradient
 from dynbatch.compiler.ir import ROW, SHARED, Builder, Program
+from dynbatch.compiler.lower import join, kernel_extents
 from dynbatch.errors import ShapeError
 from dynbatch.ops import elementwise as ew
 from dynbatch.ops.linear import matmul, matmul_rows
@@ -274,10 +275,9 @@ def check_schedule(program: Program, skip: set[int], stored: set[int]) -> list[R
     for item in schedule:
         if isinstance(item, Region):
             assert item.outside <= set(item.members) and item.outside >= stored & set(item.members)
-            assert all(is_fusible(program, v) for v in item.members)
-            assert {(program.values[v].domain, program.values[v].type.size) for v in item.members} == {  # type: ignore[union-attr]
-                (item.domain, item.size)
-            }
+            assert {program.values[v].domain for v in item.members} == {item.domain}
+            extents = [kernel_extents(program, v) for v in item.members]
+            assert None not in extents and join(*extents) == item.extents  # type: ignore[arg-type]
     return schedule
 
 
@@ -302,17 +302,24 @@ def test_a_product_cuts_a_chain() -> None:
     assert program.values[kinds[1]].op is matmul  # type: ignore[index]
 
 
-def test_scalars_and_other_widths_run_in_regions_of_their_own() -> None:
+def test_a_number_a_row_runs_with_what_it_is_made_of() -> None:
     b = Builder()
     x = arg(b)
     norm = b.emit(sum_to, b.emit(ew.square, x), shape=(1,))
     scaled = b.emit(ew.cmult, x, b.emit(ew.sqrt, b.emit(ew.add, norm, slot(b, 0, type_of(1, "float64")))))
-    matrix = b.emit(ew.add, arg(b, 1, M), scaled)  # broadcasting a vector over columns is not for a kernel
+    matrix = b.emit(ew.add, arg(b, 1, M), scaled)  # a vector is added to each column
     program = b.finish((b.emit(ew.tanh, matrix), b.emit(ew.tanh, scaled)))
+    (region,) = check_schedule(program, set(), set(program.outputs))
+    assert isinstance(region, Region) and region.extents == (3, 3)
+
+
+def test_other_widths_run_in_regions_of_their_own() -> None:
+    b = Builder()
+    two, three = b.emit(ew.tanh, arg(b, 0, type_of(2, "float64"))), b.emit(ew.tanh, arg(b, 1))
+    total = b.emit(ew.add, *(b.emit(sum_to, v, shape=(1,)) for v in (two, three)))
+    program = b.finish((total, two, three))
     schedule = check_schedule(program, set(), set(program.outputs))
-    sizes = [item.size for item in schedule if isinstance(item, Region)]
-    assert sizes.count(1) == 1 and sizes.count(9) == 1 and 3 in sizes
-    assert any(not isinstance(item, Region) and program.values[item].op is ew.add for item in schedule)
+    assert sorted(item.extents for item in schedule) == [(2, 1), (3, 1)]  # type: ignore[union-attr]
 
 
 def test_what_the_batch_shares_is_skipped() -> None:
