@@ -194,8 +194,8 @@ class _Emitter:
         """The function that Python runs, and the module of its compiled steps (empty if there are none)."""
         self._allocate()
         for v, value in enumerate(self.values):
-            if value.kind == "dout" and v in self.stored:
-                self._location(v)  # pulled to where it is stored, though nothing here may read it
+            if value.kind in ("dout", "data") and v in self.stored:
+                self._location(v)  # brought to where it is stored, though nothing here may read it
             elif value.op is None and v in self.stored:
                 self._store(v)
         for item in self.schedule:
@@ -366,7 +366,7 @@ class _Emitter:
 
     def _integers(self, v: int) -> str:
         """Name of an integer column: of the payload, or an array that Python computed."""
-        if self.values[v].kind != "int":
+        if self.values[v].kind not in ("int", "data"):
             return self._array(v)
         index = self.values[v].index
         return self._column(f"I{v}", f"table[ints + {index} * rows : ints + {index + 1} * rows]")
@@ -411,7 +411,11 @@ class _Emitter:
             )
         elif value.kind == "data":
             x = self._integers(v)
-            self._add(f"{name} = {self._scratch(v)}", f"gather_from(data, {x}, {width}, mem, {name})")
+            if v in self.stored:
+                self.inputs[name] = f"destination[{v}]"
+            else:
+                self._add(f"{name} = {self._scratch(v)}")
+            self._add(f"gather_from(data, {x}, {width}, mem, {name})")
         else:
             raise AssertionError(f"value {v} of {self.program.name} has no location")
         return name
