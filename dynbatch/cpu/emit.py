@@ -72,10 +72,8 @@ class CompiledRoutine(Routine):
 _FORMS: dict[str, Any] = {
     "array": lambda x: x,
     "flat": lambda x: np.ascontiguousarray(x).reshape(-1),
-    "matrix": lambda x: x[0],
-    "transposed": lambda x: x[0].T,
-    "packed": lambda x: products.packed(x[0]),
-    "packed transposed": lambda x: products.packed(x[0].T),
+    "factor": lambda x: products.factor(x[0]),
+    "factor transposed": lambda x: products.factor(x[0].T),
 }
 
 
@@ -373,20 +371,13 @@ class _Emitter:
 
     def _weight_product(self, v: int, transposed: bool) -> None:
         weight, x = self.values[v].args
-        library = products.mkl() if self.dtype == "float32" else None
-        if library is None:
-            self.namespace["matmul"] = np.matmul
-            matrix = self._shared(weight, "transposed" if transposed else "matrix")
-            self._add(f"matmul({self._array(x)}, {matrix}, out={self._array(v)})")
-            return
-        self.namespace["compute"] = library.compute
-        matrix = self._shared(weight, "packed transposed" if transposed else "packed")
+        self.namespace["multiply"] = products.multiply
+        factor = self._shared(weight, "factor transposed" if transposed else "factor")
         source, column = self.home[x]
-        item = self.values[v].type.dtype.itemsize  # type: ignore[union-attr]
-        x_at = f"address + ({self._location(source)} + {column}) * {item}"
-        out_at = f"address + {self._location(v)} * {item}"
+        at = f"{self._location(source)} + {column}" if column else self._location(source)
         count = self._count(self.values[v].domain)
-        self._add(f"compute({matrix}, {count}, {x_at}, {self.stride[source]}, {out_at}, {self.stride[v]})")
+        where = f"{self._location(v)}, {self.stride[v]}"
+        self._add(f"multiply(mem, {at}, {self.stride[source]}, {count}, {factor}.table, {where})")
 
     def _concatenation(self, v: int) -> None:
         width, column = self._size(v), 0

@@ -15,6 +15,7 @@ import numpy as np
 
 from dynbatch.cpu import team
 from dynbatch.cpu.jit import c_function, jit
+from dynbatch.cpu.native import call
 from dynbatch.cpu.tile import MOST_ROWS, MOST_VECTORS, VECTOR_BYTES, lanes, tile
 
 PARALLEL_FROM = 1 << 19
@@ -105,7 +106,10 @@ def packed_product(
     job[_X], job[_STARTS], job[_X_STRIDE], job[_ROWS] = x, starts, x_stride, rows
     job[_PANELS], job[_INNER], job[_WIDTH] = panels, inner, width
     job[_OUT], job[_OUT_STRIDE], job[_PANEL_STEP], job[_ROW_STEP] = out, out_stride, panel_step, row_step
-    team.run(team_address, function, job.ctypes.data, chunks)
+    if chunks == 1:
+        call(function, (job.ctypes.data, 0))
+    else:
+        team.run(team_address, function, job.ctypes.data, chunks)
 
 
 def panel_columns(itemsize: int) -> int:

@@ -30,9 +30,7 @@ def apply_threads() -> None:
         return
     _applied = config.threads
     most = numba_config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    wanted = config.threads or os.cpu_count() or 1
+    wanted = products.threads()
     threadpoolctl.threadpool_limits(wanted, user_api="blas")
-    library = products.mkl()
-    if library is not None:
-        library.set_threads(wanted)
+    products.apply_threads()
     numba.set_num_threads(min(wanted, most))
