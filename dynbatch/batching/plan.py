@@ -121,6 +121,8 @@ class Plan:
         nodes: how many ran.
         rows_per_batch: list of batch sizes, in order.
         batch_reports: a `BatchReport` for each batch.
+        products: for each shape of weight that compiled batches multiplied with, who did it: ``own``, ``numpy``
+            or ``mkl``, by number of rows where that matters.
         schedule_seconds: time spent putting nodes in order and building index tables.
         run_seconds: time spent in the batches.
     """
@@ -129,6 +131,7 @@ class Plan:
         self.direction = direction
         self.strategy = strategy
         self.batch_reports: list[BatchReport] = []
+        self.products: dict[str, str] = {}
         self.schedule_seconds = 0.0
         self.run_seconds = 0.0
         self.clock = time.perf_counter
@@ -175,6 +178,7 @@ class Plan:
         name, tier = routine.program.name, routine.tier
         report = BatchReport(name, job.rows, seconds, job.gathered * item, job.viewed * item, tier, shapes)
         self.batch_reports.append(report)
+        self.products.update((f.name, f.kinds_text()) for f in routine.factors(job.signature))
 
     def show_in_debug(self) -> None:
         """Print a line for each batch, in debug mode."""
@@ -201,4 +205,6 @@ class Plan:
                 f"{name:<28.28} {shapes:<20.20} {len(found):>7} {rows:>8} {rows / len(found):>10.1f} "
                 f"{sum(r.gathered for r in found) / 1024:>9.0f} {sum(r.seconds for r in found) * 1e3:>8.2f}  {tier}"
             )
+        if self.products:
+            lines.append("products: " + "; ".join(f"{name} {who}" for name, who in self.products.items()))
         return "\n".join(lines)

@@ -21,8 +21,10 @@ from dynbatch.cpu.codegen import generate, resolve
 from dynbatch.cpu.gather import gather, gather_from
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.kernels import call_first, is_compiled
+from dynbatch.cpu.products import Factor
 from dynbatch.cpu.routine import Routine, is_vector_concatenation
 from dynbatch.ops.linear import matmul
+from dynbatch.signature import Signature
 
 _SCATTERED = ("arg", "list")
 
@@ -67,6 +69,11 @@ class CompiledRoutine(Routine):
             forms = tuple([_FORMS[form](values[v]) for v, form in self.prepared])
             known = signature.cache[self, "forms"] = (version, forms)
         return known[1]
+
+    def factors(self, signature: Signature) -> list[Factor]:
+        """The weights that are prepared for its products."""
+        _, forms = signature.cache.get((self, "forms"), (None, ()))
+        return [form for form in forms if isinstance(form, Factor)]
 
 
 _FORMS: dict[str, Any] = {

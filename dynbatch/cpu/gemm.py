@@ -21,6 +21,8 @@ from dynbatch.cpu.tile import MOST_ROWS, MOST_VECTORS, VECTOR_BYTES, lanes, tile
 PARALLEL_FROM = 1 << 19
 """Multiply-adds from which on a product is split over threads: about ten times what it takes to meet another."""
 _CHUNKS_A_THREAD = 4
+_INNER_BLOCK = 512
+"""Steps along the inner dimension after which the next rows come: so much of a panel stays in the second cache."""
 # Fields of a job, 64-bit integers.
 _X, _STARTS, _X_STRIDE, _ROWS, _PANELS, _INNER, _WIDTH, _OUT, _OUT_STRIDE, _PANEL_STEP, _ROW_STEP = range(11)
 _FIELDS = 11
@@ -49,28 +51,32 @@ def _chunk_float64(job: Any, index: int) -> None:
 @jit(error_model="numpy")
 def _chunk(zero: Any, item: int, job: Any, index: int) -> None:
     """Multiply some of the rows by some of the panels."""
-    inner, width, columns = job[_INNER], job[_WIDTH], MOST_VECTORS * (VECTOR_BYTES // item)
+    inner, width, vector = job[_INNER], job[_WIDTH], VECTOR_BYTES // item
+    columns = MOST_VECTORS * vector
     row_groups = (job[_ROWS] + job[_ROW_STEP] - 1) // job[_ROW_STEP]
     first = index % row_groups * job[_ROW_STEP]
     rows = min(job[_ROW_STEP], job[_ROWS] - first)
     tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
     begin = index // row_groups * job[_PANEL_STEP] * columns
     for column in range(begin, min(begin + job[_PANEL_STEP] * columns, width), columns):
-        panel = job[_PANELS] + column * inner * item
-        row = first
-        for t in range(tiles):
-            here = (first + rows - row + tiles - t - 1) // (tiles - t)  # tiles of about the same height
-            x, starts = job[_X], job[_STARTS]
-            if starts:
-                starts += row * 8
-            else:
-                x += row * job[_X_STRIDE] * item
-            out = job[_OUT] + (row * job[_OUT_STRIDE] + column) * item
-            tile(
-                zero, here, min(columns, width - column), inner, x, starts, job[_X_STRIDE],
-                panel, out, job[_OUT_STRIDE],
-            )  # fmt: skip
-            row += here
+        here = min(columns, width - column)
+        step = (here + vector - 1) // vector * vector
+        for k in range(0, max(inner, 1), _INNER_BLOCK):
+            panel = job[_PANELS] + (column * inner + k * step) * item
+            row = first
+            for t in range(tiles):
+                height = (first + rows - row + tiles - t - 1) // (tiles - t)  # tiles of about the same height
+                x, starts = job[_X] + k * item, job[_STARTS]
+                if starts:
+                    starts += row * 8
+                else:
+                    x += row * job[_X_STRIDE] * item
+                out = job[_OUT] + (row * job[_OUT_STRIDE] + column) * item
+                tile(
+                    zero, height, here, min(_INNER_BLOCK, inner - k), x, starts, job[_X_STRIDE],
+                    panel, out, job[_OUT_STRIDE], k,
+                )  # fmt: skip
+                row += height
 
 
 @jit(error_model="numpy")
@@ -90,26 +96,27 @@ def packed_product(
         out, out_stride: address of the result, and elements between its rows.
         columns: `panel_columns` of the elements' type.
     """
-    if rows == 0:
+    if rows == 0 or width == 0:
         return
     panel_count = (width + columns - 1) // columns
-    panel_step, row_step, chunks = panel_count, rows, 1
+    panel_step, row_step = panel_count, rows
     threads = team.active(team_address)
-    if threads > 1 and rows * inner * width >= PARALLEL_FROM:
+    is_split = threads > 1 and rows * inner * width >= PARALLEL_FROM
+    if is_split:
         wanted = threads * _CHUNKS_A_THREAD
         panel_step = (panel_count + wanted - 1) // wanted
         groups = (panel_count + panel_step - 1) // panel_step
         blocks = (wanted + groups - 1) // groups  # few panels: their rows are split too
         row_step = ((rows + blocks - 1) // blocks + MOST_ROWS - 1) // MOST_ROWS * MOST_ROWS
-        chunks = groups * ((rows + row_step - 1) // row_step)
     job = np.empty(_FIELDS, np.int64)
     job[_X], job[_STARTS], job[_X_STRIDE], job[_ROWS] = x, starts, x_stride, rows
     job[_PANELS], job[_INNER], job[_WIDTH] = panels, inner, width
     job[_OUT], job[_OUT_STRIDE], job[_PANEL_STEP], job[_ROW_STEP] = out, out_stride, panel_step, row_step
-    if chunks == 1:
-        call(function, (job.ctypes.data, 0))
-    else:
+    if is_split:
+        chunks = ((panel_count + panel_step - 1) // panel_step) * ((rows + row_step - 1) // row_step)
         team.run(team_address, function, job.ctypes.data, chunks)
+    else:
+        call(function, (job.ctypes.data, 0))
 
 
 def panel_columns(itemsize: int) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -90,35 +89,36 @@ def mkl() -> blas.Mkl | None:
     path = blas.mkl_path() if wanted in ("auto", "mkl") else None
     if wanted == "mkl" and path is None:
         raise ConfigurationError("DYNBATCH_BLAS=mkl, but MKL is not installed: pip install dynbatch[mkl]")
-    if path is None or (wanted == "auto" and not _mkl_is_faster(path, threads())):
+    if path is None or (wanted == "auto" and not _mkl_is_faster(path)):
         return None
     return _loaded_mkl(path)
 
 
-_libraries: dict[int, str] = {}
-_kinds: dict[tuple[Any, ...], tuple[str, ...]] = {}
+_kinds: dict[tuple[str, str], tuple[str, ...]] = {}
+"""Who multiplies with a factor, by its name and `choice`."""
 
 
-def forget_choices() -> None:
-    """Ask the profile again for each choice, after a checkpoint has set it."""
-    _libraries.clear()
+def state() -> dict[str, str]:
+    """What has been chosen, for a checkpoint."""
+    return profile.state()
+
+
+def set_state(chosen: dict[str, str]) -> None:
+    """Choose from now on as a checkpoint says; what it does not know is measured."""
+    profile.set_state(chosen)
+    _mkl_is_faster.cache_clear()
     _kinds.clear()
 
 
-def _mkl_is_faster(path: str, thread_count: int) -> bool:
-    if thread_count not in _libraries:
-        x, m = np.full((512, 300), 0.01, np.float32), np.full((300, 1280), 0.01, np.float32)  # a weight's gradient
-        out = np.empty((512, 1280), np.float32)
-        candidates: dict[str, Callable[[], Callable[[], object]]] = {
-            "numpy": lambda: functools.partial(np.matmul, x, m, out=out),
-            "mkl": lambda: functools.partial(_by_library, _loaded_mkl(path), x, m, out),
-        }
-        _libraries[thread_count] = profile.answer(f"BLAS, {_threads_text(thread_count)}", candidates)
-    return _libraries[thread_count] == "mkl"
-
-
-def _threads_text(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+@functools.cache
+def _mkl_is_faster(path: str) -> bool:
+    x, m = np.full((512, 300), 0.01, np.float32), np.full((300, 1280), 0.01, np.float32)  # a weight's gradient
+    out = np.empty((512, 1280), np.float32)
+    candidates: dict[str, Callable[[], Callable[[], object]]] = {
+        "numpy": lambda: functools.partial(np.matmul, x, m, out=out),
+        "mkl": lambda: functools.partial(_by_library, _loaded_mkl(path), x, m, out),
+    }
+    return profile.answer("BLAS", candidates) == "mkl"
 
 
 def product(x: np.ndarray, m: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -192,11 +192,13 @@ class Factor:
         self._keep.append(array)
         self.table[field] = array.ctypes.data
 
-    def __repr__(self) -> str:
-        if len(set(self.kinds)) == 1:
-            return f"{self.name} {self.kinds[0]}"
-        parts = [f"{kind} to {rows} rows" for kind, rows in zip(self.kinds, _UP_TO_ROWS)]
-        return f"{self.name} {', '.join(parts)}, {self.kinds[-1]} above"
+    def kinds_text(self) -> str:
+        """Who multiplies, by number of rows, for people."""
+        parts = []
+        for i, (kind, rows) in enumerate(zip(self.kinds, _UP_TO_ROWS)):
+            if kind != self.kinds[i + 1]:
+                parts.append(f"{kind} to {rows} rows")
+        return ", ".join([*parts, f"then {self.kinds[-1]}" if parts else self.kinds[-1]])
 
 
 def _name(matrix: np.ndarray) -> str:
@@ -206,7 +208,7 @@ def _name(matrix: np.ndarray) -> str:
 
 def factor(matrix: np.ndarray) -> Factor:
     """Prepare a right factor; the first of its shape on this machine is measured, which takes some milliseconds."""
-    key = (_name(matrix), threads(), choice())
+    key = (_name(matrix), choice())
     kinds = _kinds.get(key)
     if kinds is None:
         kinds = _kinds[key] = _choose(matrix)
@@ -223,7 +225,7 @@ def _choose(matrix: np.ndarray) -> tuple[str, ...]:
     found = []
     for rows in _MEASURED_ROWS:
         candidates = {kind: functools.partial(_prepared_run, matrix, kind, rows) for kind in ("own", library)}
-        found.append(profile.answer(f"{_name(matrix)}, {rows} rows, {_threads_text(threads())}", candidates))
+        found.append(profile.answer(f"{_name(matrix)}, {rows} rows", candidates))
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ were used, so that a resumed run goes on with the same bits.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -14,9 +15,12 @@ from collections.abc import Callable, Mapping
 
 import numba
 import numpy as np
+import threadpoolctl
+from llvmlite import binding
 
 from dynbatch.cpu import blas
 from dynbatch.cpu.cache import cache_directory
+from dynbatch.cpu.team import TEAM
 
 _ROUNDS = 7
 _CLEAR = 1.5
@@ -57,23 +61,29 @@ def set_state(answers: dict[str, str]) -> None:
 
 def _machine() -> str:
     """Where and with what libraries an answer holds."""
-    settings = {k: v for k, v in os.environ.items() if k.startswith(("OPENBLAS_", "MKL_", "OMP_"))}
-    versions = np.__version__, numba.__version__, blas.mkl_path()
-    return repr((platform.node(), platform.processor(), os.cpu_count(), *versions, sorted(settings.items())))
+    settings = {k: v for k, v in os.environ.items() if k.startswith(("OPENBLAS_", "MKL_"))}
+    processor = binding.get_host_cpu_name(), os.cpu_count()
+    versions = importlib.metadata.version("dynbatch"), np.__version__, numba.__version__, blas.mkl_path()
+    return repr((platform.node(), *processor, *versions, sorted(settings.items())))
 
 
 def _measure(candidates: Mapping[str, Callable[[], Callable[[], object]]]) -> str:
-    """Time the candidates in turn; the least time of each counts, since noise only adds."""
+    """Time the candidates in turn; the least time of each counts, since noise only adds.
+
+    On one thread: on several, whoever else wants a core would decide, and the spinning threads of the library that was
+    called before.
+    """
     best = dict.fromkeys(candidates, float("inf"))
-    functions = {name: prepare() for name, prepare in candidates.items()}
-    for run in functions.values():
-        run()  # compiled, and in the cache
-    for i in range(_ROUNDS):
-        for name, time_of_best in best.items():
-            if i < 2 or time_of_best < _CLEAR * min(best.values()):
-                begin = time.perf_counter()
-                functions[name]()
-                best[name] = min(time_of_best, time.perf_counter() - begin)
+    with TEAM.resting(), threadpoolctl.threadpool_limits(1, user_api="blas"):
+        functions = {name: prepare() for name, prepare in candidates.items()}
+        for run in functions.values():
+            run()  # compiled, and in the cache
+        for i in range(_ROUNDS):
+            for name, time_of_best in best.items():
+                if i < 2 or time_of_best < _CLEAR * min(best.values()):
+                    begin = time.perf_counter()
+                    functions[name]()
+                    best[name] = min(time_of_best, time.perf_counter() - begin)
     first = next(iter(candidates))
     fastest = min(best, key=best.__getitem__)
     return fastest if best[fastest] * _MARGIN < best[first] else first

@@ -13,6 +13,8 @@ import atexit
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -37,8 +39,8 @@ _C_FUNCTIONS = {
     _WAKE: "pthread_cond_broadcast",
     _YIELD: "sched_yield",
 }
-_PATIENCE = 2000
-"""How often a helper looks for work before it sleeps: some 50 microseconds."""
+_PATIENCE = 5000
+"""How often a helper looks for work before it sleeps: some 100 microseconds."""
 
 
 @jit(error_model="numpy")
@@ -150,6 +152,16 @@ class Team:
         if not self._started and self._library is not None:  # none on Windows: what is large goes to BLAS there
             self._started = True
             self._start_helpers()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """No helper takes part meanwhile; for measurements."""
+        self._set(_ACTIVE, 1)
+        try:
+            yield
+        finally:
+            if self._started:
+                self._set(_ACTIVE, self._threads)
 
     def _start_helpers(self) -> None:
         while len(self._helpers) < self._threads - 1:

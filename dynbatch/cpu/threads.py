@@ -1,8 +1,8 @@
-"""Threads: one bound for BLAS and for numba, and the threading layer that goes with NumPy's BLAS.
+"""Threads: one bound for products and for numba, and the threading layer that goes with NumPy's BLAS.
 
 numba's OpenMP layer beside NumPy's OpenBLAS is a trap: both keep threads spinning, and a product followed by a
-parallel kernel takes twenty times as long as with the workqueue layer. dynbatch's own kernels are serial; the layer is
-set for kernels that users bring.
+parallel kernel takes twenty times as long as with the workqueue layer. dynbatch's own kernels are serial, and its
+products have helpers of their own (`dynbatch.cpu.team`); the layer is set for kernels that users bring.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _applied: int | None = _UNSET
 
 
 def apply_threads() -> None:
-    """Bound BLAS and numba by ``config.threads``; nothing to do where that was done before."""
+    """Bound BLAS, helpers and numba by ``config.threads``; nothing to do where that was done before."""
     global _applied
     if config.threads == _applied:
         return

@@ -46,7 +46,7 @@ def lanes(itemsize: int) -> int:
 @intrinsic
 def tile(
     typingctx: Any, zero: Any, rows: Any, width: Any, inner: Any, x: Any, x_starts: Any, x_stride: Any,
-    panel: Any, out: Any, out_stride: Any,
+    panel: Any, out: Any, out_stride: Any, goes_on: Any,
 ) -> Any:  # fmt: skip
     """``out[r, j] = sum over k of x[r, k] * panel[k, j]``, added up in the order of ``k``.
 
@@ -60,6 +60,7 @@ def tile(
         panel: address of the packed columns, a multiple of `VECTOR_BYTES`; each step along ``inner`` has as many whole
             vectors as ``width`` needs.
         out, out_stride: address of the result, and elements between its rows.
+        goes_on: 0, or else the sums begin with what is in ``out``.
     """
     if zero not in (types.float32, types.float64):
         return None
@@ -68,7 +69,7 @@ def tile(
         _TileWriter(builder, 4 if zero == types.float32 else 8).write(*args)
         return context.get_dummy_value()
 
-    return types.void(zero, *[types.int64] * 9), generate
+    return types.void(zero, *[types.int64] * 10), generate
 
 
 class _TileWriter:
@@ -84,14 +85,15 @@ class _TileWriter:
 
     def write(
         self, zero: Any, rows: Any, width: Any, inner: Any, x: Any, x_starts: Any, x_stride: Any,
-        panel: Any, out: Any, out_stride: Any,
+        panel: Any, out: Any, out_stride: Any, goes_on: Any,
     ) -> None:  # fmt: skip
-        """The whole: a switch over the loops, each followed by its stores."""
+        """The whole: a switch over the loops, each between its loads and its stores."""
         b = self.builder
         last = b.sub(width, _long(1))
         vectors = b.udiv(last, _long(self.lanes))
         in_last = b.add(b.urem(last, _long(self.lanes)), _long(1))
         is_full = b.icmp_unsigned("==", in_last, _long(self.lanes))
+        goes_on = b.icmp_unsigned("!=", goes_on, _long(0))
         mask = self._first(in_last)
         done = b.append_basic_block("tile_done")
         which = b.add(b.mul(rows, _long(MOST_VECTORS)), vectors)
@@ -101,8 +103,10 @@ class _TileWriter:
                 block = b.append_basic_block(f"tile_{r}_{v}")
                 switch.add_case(_long(r * MOST_VECTORS + v - 1), block)
                 b.position_at_end(block)
-                sums = self._loop(self._row_addresses(r, x, x_starts, x_stride), v, inner, panel)
-                self._store(sums, out, out_stride, is_full, mask)
+                places = self._places(r, v, out, out_stride)
+                before = self._before(places, goes_on, mask)
+                x_rows = self._row_addresses(r, x, x_starts, x_stride)
+                self._store(self._loop(x_rows, inner, panel, before), places, is_full, mask)
                 b.branch(done)
         b.position_at_end(done)
 
@@ -124,17 +128,40 @@ class _TileWriter:
             found.append(offset)
         return [self._pointer(b.add(x, b.mul(o, _long(self.itemsize)))) for o in found]
 
-    def _loop(self, rows: list[Any], vectors: int, inner: Any, panel: Any) -> list[list[Any]]:
+    def _places(self, rows: int, vectors: int, out: Any, stride: Any) -> list[list[Any]]:
+        """Where the results go, for each row its vectors."""
+        b = self.builder
+        firsts = [self._pointer(b.add(out, b.mul(stride, _long(r * self.itemsize)))) for r in range(rows)]
+        return [[self._as_vector(b.gep(f, [_long(v * self.lanes)])) for v in range(vectors)] for f in firsts]
+
+    def _before(self, places: list[list[Any]], goes_on: Any, mask: Any) -> list[list[Any]]:
+        """What the sums begin with: zero, or what is in their places."""
+        b = self.builder
+        nothing = ir.Constant(self.vector, [0.0] * self.lanes)
+        start = b.block
+        with b.if_then(goes_on):
+            found = [[b.load(p, align=self.itemsize) for p in row[:-1]] for row in places]
+            for row, row_places in zip(found, places):
+                row.append(self._masked("load", [row_places[-1], self._alignment(), mask, nothing], self.vector))
+            loaded = b.block
+        sums = []
+        for row in found:
+            sums.append([b.phi(self.vector) for _ in row])
+            for s, value in zip(sums[-1], row):
+                s.add_incoming(nothing, start)
+                s.add_incoming(value, loaded)
+        return sums
+
+    def _loop(self, rows: list[Any], inner: Any, panel: Any, before: list[list[Any]]) -> list[list[Any]]:
         """The sums, for each row its vectors."""
         b = self.builder
-        before = b.block
+        start = b.block
+        vectors = len(before[0])
         loop, end = b.append_basic_block("along_inner"), b.append_basic_block("sums")
         b.cbranch(b.icmp_signed(">", inner, _long(0)), loop, end)
         b.position_at_end(loop)
-        nothing = ir.Constant(self.vector, [0.0] * self.lanes)
         k = b.phi(_LONG)
-        k.add_incoming(_long(0), before)
-        sums = [[b.phi(self.vector) for _ in range(vectors)] for _ in rows]
+        sums = [[b.phi(self.vector) for _ in row] for row in before]
         columns = b.gep(self._pointer(panel), [b.mul(k, _long(vectors * self.lanes))])
         matrix = [self._load_vector(b.gep(columns, [_long(v * self.lanes)])) for v in range(vectors)]
         after = []
@@ -142,41 +169,40 @@ class _TileWriter:
             number = self._broadcast(b.load(b.gep(row, [k])))
             after.append([self._multiply_add(number, m, s) for m, s in zip(matrix, row_sums)])
         following = b.add(k, _long(1))
-        k.add_incoming(following, loop)
         b.cbranch(b.icmp_signed("<", following, inner), loop, end)
+        k.add_incoming(_long(0), start)
+        k.add_incoming(following, loop)
         b.position_at_end(end)
-        results: list[list[Any]] = []
-        for row_sums, row_after in zip(sums, after):
-            results.append([])
-            for s, a in zip(row_sums, row_after):
-                s.add_incoming(nothing, before)
-                s.add_incoming(a, loop)
-                result = b.phi(self.vector)
-                result.add_incoming(nothing, before)
-                result.add_incoming(a, loop)
-                results[-1].append(result)
+        results = []
+        for row_before, row_sums, row_after in zip(before, sums, after):
+            results.append([b.phi(self.vector) for _ in row_sums])
+            for begin, s, a, result in zip(row_before, row_sums, row_after, results[-1]):
+                for phi in (s, result):
+                    phi.add_incoming(begin, start)
+                    phi.add_incoming(a, loop)
         return results
 
-    def _store(self, sums: list[list[Any]], out: Any, stride: Any, is_full: Any, mask: Any) -> None:
+    def _store(self, sums: list[list[Any]], places: list[list[Any]], is_full: Any, mask: Any) -> None:
         b = self.builder
-        places = []
-        for r, row_sums in enumerate(sums):
-            first = self._pointer(b.add(out, b.mul(stride, _long(r * self.itemsize))))
-            places.append([self._as_vector(b.gep(first, [_long(v * self.lanes)])) for v in range(len(row_sums))])
-            for s, place in zip(row_sums[:-1], places[-1]):
+        for row_sums, row in zip(sums, places):
+            for s, place in zip(row_sums[:-1], row):
                 b.store(s, place, align=self.itemsize)
         with b.if_else(is_full) as (whole, partial):
             with whole:
                 for row_sums, row in zip(sums, places):
                     b.store(row_sums[-1], row[-1], align=self.itemsize)
             with partial:
-                mask_type = ir.VectorType(ir.IntType(1), self.lanes)
-                arguments = [self.vector, self.vector.as_pointer(), _INT, mask_type]
-                store = declared(
-                    b.module, f"llvm.masked.store.{self.suffix}.p0", ir.FunctionType(ir.VoidType(), arguments)
-                )
                 for row_sums, row in zip(sums, places):
-                    b.call(store, [row_sums[-1], row[-1], ir.Constant(_INT, self.itemsize), mask])
+                    self._masked("store", [row_sums[-1], row[-1], self._alignment(), mask], ir.VoidType())
+
+    def _masked(self, what: str, arguments: list[Any], result: ir.Type) -> Any:
+        """Load or store the lanes of a mask."""
+        function_type = ir.FunctionType(result, [a.type for a in arguments])
+        name = f"llvm.masked.{what}.{self.suffix}.p0"
+        return self.builder.call(declared(self.builder.module, name, function_type), arguments)
+
+    def _alignment(self) -> Any:
+        return ir.Constant(_INT, self.itemsize)
 
     def _first(self, count: Any) -> Any:
         """The mask of the first ``count`` lanes."""
