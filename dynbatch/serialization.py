@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.config import config
-from dynbatch.cpu import tiers
+from dynbatch.cpu import products, tiers
 from dynbatch.errors import FileFormatError
 from dynbatch.lookup_parameters import LookupParameter
 from dynbatch.parameters import ParameterCollection
@@ -183,13 +183,14 @@ def _set_values(values: dict[str, np.ndarray], collection: ParameterCollection) 
 
 def _random_state() -> dict[str, Any]:
     generator = config.generator.bit_generator.state
-    # what has been compiled is part of it: the two tiers round differently, and resuming is to be bit-equal
+    # what has been compiled is part of it, and who multiplies: they round differently, and resuming is to be bit-equal
     return {
         "seed": config.seed,
         "entropy": config.entropy,
         "draws": config.draws,
         "generator": generator,
         "tiers": dict(tiers.counts),
+        "products": products.state(),
     }
 
 
@@ -200,6 +201,7 @@ def _set_random_state(path: Path, state: dict[str, Any]) -> None:
         trial.bit_generator.state = state["generator"]
         seed, entropy, draws = state["seed"], int(state["entropy"]), int(state["draws"])
         counts = {str(name): int(count) for name, count in state["tiers"].items()}
+        chosen = {str(question): str(answer) for question, answer in state["products"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FileFormatError(f"{os.fspath(path)}: its random state cannot be used: {error!r}") from None
     config.seed = seed
@@ -208,6 +210,7 @@ def _set_random_state(path: Path, state: dict[str, Any]) -> None:
     config.generator.bit_generator.state = trial.bit_generator.state
     tiers.counts.clear()
     tiers.counts.update(counts)
+    products.set_state(chosen)
 
 
 # Files

@@ -32,8 +32,8 @@ def code_names(path: Path) -> list[str]:
 def run_python(code: str, folder: Path) -> str:
     """Run a program as a user would, with the settings' defaults; returns its standard output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DYNBATCH_")}
-    # one thread, since tests run beside each other
-    environment |= {"PYTHONPATH": str(CHECKOUT), "DYNBATCH_THREADS": "1"}
+    # one thread, since tests run beside each other; who multiplies would be measured, and differ
+    environment |= {"PYTHONPATH": str(CHECKOUT), "DYNBATCH_THREADS": "1", "DYNBATCH_BLAS": "own"}
     if "DYNBATCH_CACHE" in os.environ:
         environment["DYNBATCH_CACHE"] = os.environ["DYNBATCH_CACHE"]
     program = folder / "program.py"

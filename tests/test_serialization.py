@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from dynbatch import trainers
 from dynbatch.config import config
+from dynbatch.cpu import products
 from dynbatch.errors import FileFormatError
 from dynbatch.parameters import ParameterCollection
 from dynbatch.serialization import load, load_checkpoint, load_metadata, save, save_checkpoint
@@ -304,6 +305,21 @@ def test_another_process_goes_on_bit_equal(tmp_path: Path) -> None:
     assert_equal(load_file(tmp_path / "resumed"), values(pc))
 
 
+def test_a_checkpoint_carries_who_multiplies(tmp_path: Path) -> None:
+    """Libraries round differently; what was measured when the run began is not measured again."""
+    known = products.state()
+    try:
+        pc = model(0)
+        trainer = trainers.AdamTrainer(pc)
+        products.set_state({"BLAS": "numpy", "float32 3x4, 16 rows": "own"})
+        save_checkpoint(tmp_path / "checkpoint", pc, trainer)
+        products.set_state({"BLAS": "mkl"})
+        load_checkpoint(tmp_path / "checkpoint", pc, trainer)
+        assert products.state() == {"BLAS": "numpy", "float32 3x4, 16 rows": "own"}
+    finally:
+        products.set_state(known)
+
+
 def test_a_checkpoint_can_be_loaded_as_a_model_but_not_the_other_way(tmp_path: Path) -> None:
     pc = model(0)
     trainer = trainers.AdamTrainer(pc)
@@ -335,6 +351,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         "{}",
         "not JSON",
         json.dumps({"seed": 1, "entropy": 1, "draws": 1, "generator": {"bit_generator": "?"}}),
+        json.dumps({"seed": 1, "entropy": 1, "draws": 1, "generator": random, "tiers": {}, "products": ["own"]}),
     ):
         save_file(tensors, path, {**header, "random": random_state})
         with pytest.raises(FileFormatError, match="checkpoint: its random"):

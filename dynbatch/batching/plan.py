@@ -14,6 +14,7 @@ from dynbatch.config import config
 if TYPE_CHECKING:
     from dynbatch.cpu.job import Job
     from dynbatch.cpu.routine import Routine
+    from dynbatch.signature import Signature
 
 
 class Tables:
@@ -152,6 +153,7 @@ class Plan:
         self.strategy = strategy
         self.batch_reports: list[BatchReport] = []
         self.reused = False
+        self._ran: dict[tuple[Routine, Signature], None] = {}
         self.schedule_seconds = 0.0
         self.run_seconds = 0.0
         self.clock = time.perf_counter
@@ -188,6 +190,15 @@ class Plan:
         return self.bytes_viewed / total if total else 0.0
 
     @property
+    def products(self) -> dict[str, str]:
+        """For each shape of weight that compiled batches multiplied with, who did it.
+
+        That is ``own``, ``numpy`` or ``mkl``, by number of rows where that matters.
+        """
+        found = [factor for routine, signature in self._ran for factor in routine.factors(signature)]
+        return {factor.name: factor.kinds_text() for factor in found}
+
+    @property
     def seconds_per_batch(self) -> list[float]:
         """Run time of each batch, in order."""
         return [b.seconds for b in self.batch_reports]
@@ -198,6 +209,7 @@ class Plan:
         name, tier = routine.program.name, routine.tier
         report = BatchReport(name, job.rows, seconds, job.gathered * item, job.viewed * item, tier, shapes)
         self.batch_reports.append(report)
+        self._ran[routine, job.signature] = None
 
     def show_in_debug(self) -> None:
         """Print a line for each batch, in debug mode."""
@@ -225,4 +237,6 @@ class Plan:
                 f"{name:<28.28} {shapes:<20.20} {len(found):>7} {rows:>8} {rows / len(found):>10.1f} "
                 f"{sum(r.gathered for r in found) / 1024:>9.0f} {sum(r.seconds for r in found) * 1e3:>8.2f}  {tier}"
             )
+        if products := self.products:
+            lines.append("products: " + "; ".join(f"{name} {who}" for name, who in products.items()))
         return "\n".join(lines)

@@ -22,9 +22,11 @@ from dynbatch.compiler.ir import ROW, SHARED
 from dynbatch.cpu import kernels, products
 from dynbatch.cpu.codegen import generate, resolve
 from dynbatch.cpu.job import Job
+from dynbatch.cpu.products import Factor
 from dynbatch.cpu.routine import Routine, is_vector_concatenation
 from dynbatch.ops.indexing import lookup
 from dynbatch.ops.linear import matmul
+from dynbatch.signature import Signature
 
 _SCATTERED = ("arg", "list")
 
@@ -35,7 +37,7 @@ lists, floats, and the flags of arguments and lists start; the next free scratch
 _GIVEN = {
     "table": "tables.table", "meta": "tables.meta", "floats": "tables.floats", "data": "job.data",
     "first": "job.first", "ptr": "job.edges.ptr", "edges": "job.edges.edges",
-    "edge_location": "job.edges.location", "gemm": "gemm",
+    "edge_location": "job.edges.location",
 }  # fmt: skip
 """What a compiled step is given if it uses it, and where Python finds it."""
 
@@ -100,10 +102,17 @@ class CompiledRoutine(Routine):
             forms = job.tables.forms[key] = known[1]
         return forms
 
+    def factors(self, signature: Signature) -> list[Factor]:
+        """The weights that are prepared for its products."""
+        _, forms = signature.cache.get((self, "forms"), (None, ()))
+        return [form for form in forms if isinstance(form, Factor)]
+
 
 _FORMS: dict[str, Any] = {
     "array": lambda x: x,
     "flat": lambda x: np.ascontiguousarray(x).reshape(-1),
+    "factor": lambda x: products.factor(x[0]),
+    "factor transposed": lambda x: products.factor(x[0].T),
 }
 
 
@@ -282,8 +291,11 @@ class _Emitter:
             words |= {"meta", "list_flags"}
         given = [word for word in _GIVEN if word in words]
         given += sorted(word for word in words if re.fullmatch(r"A\d+", word))
-        given += [f"s{i}" for i in range(len(self.prepared)) if f"s{i}" in words]
         calls = [_GIVEN.get(word, word) for word in given]
+        for i, (_, form) in enumerate(self.prepared):
+            if f"s{i}" in words:
+                given.append(f"s{i}")
+                calls.append(f"s{i}.table" if form.startswith("factor") else f"s{i}")
         widths = [f"w{i}" for i in range(len(self.widths)) if f"w{i}" in words]
         known = [word for word in _SLOTS if word in words]
         body = [f"{word} = at[{slot[word]}]" for word in (*known, *read)]
@@ -540,12 +552,9 @@ class _Emitter:
     def _weight_product(self, v: int, transposed: bool) -> None:
         weight, x = self.values[v].args
         at, stride = self._at(x)
-        count = self._count(self.values[v].domain)
-        inner, width = self._width(self._size(x)), self._width(self._size(v))
-        matrix = self._shared(weight, "flat")
-        out = f"{self._location(v)}, {self._width(self.stride[v])}"
-        self.namespace["gemm"] = products.gemm_address(self.dtype)
-        self._add(f"multiply(gemm, mem, {at}, {stride}, {count}, {matrix}, {inner}, {width}, {transposed}, {out})")
+        factor = self._shared(weight, "factor transposed" if transposed else "factor")
+        where = f"{self._location(v)}, {self._width(self.stride[v])}"
+        self._add(f"multiply(mem, {at}, {stride}, {self._count(self.values[v].domain)}, {factor}, {where})")
 
     def _concatenation(self, v: int) -> None:
         width, column = self._width(self.stride[v]), 0

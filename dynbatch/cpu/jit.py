@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from numba import njit
+from numba import cfunc, njit
 
 from dynbatch.cpu.cache import cache_directory
 
@@ -41,6 +41,15 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         return dispatcher
 
     return decorate
+
+
+def c_function(function: Callable[..., Any], signature: str, **options: Any) -> Any:
+    """``numba.cfunc(signature, cache=True, **options)(function)``, safe against other processes; has an ``address``.
+
+    What calls it needs none of its code, which would be compiled again with each caller.
+    """
+    with _alone():
+        return cfunc(signature, cache=True, **options)(function)
 
 
 @contextmanager

@@ -1,264 +1,314 @@
-"""Dense products: MKL with packed weights where the extra ``mkl`` is installed and faster, else NumPy's BLAS.
+"""Products, and who computes them: dynbatch's own code for packed weights, NumPy's BLAS, or MKL.
 
-A weight is multiplied many times between two updates, by a few rows at a time; packing it once into the layout that
-the kernel reads saves most of what a small product costs. All products go through one library: the threads of two
-libraries wait for each other by spinning, and take each other's core.
+A weight meets a few rows many times between two updates: it is prepared once (`Factor`), and compiled code multiplies
+with it (`multiply`). For each shape and number of rows it is measured whether that goes faster with the own code or
+with BLAS (`dynbatch.cpu.profile`). Other products go to BLAS: to one library, since the threads of two wait for each
+other by spinning, and take each other's core.
 """
 
 from __future__ import annotations
 
-import ctypes
-import glob
-import json
+import functools
 import os
-import platform
-import sys
-import time
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import threadpoolctl
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from dynbatch.config import config
-from dynbatch.cpu.cache import cache_directory
+from dynbatch.cpu import blas, gemm, profile
+from dynbatch.cpu.gather import gather
 from dynbatch.cpu.jit import jit
+from dynbatch.cpu.team import TEAM
 from dynbatch.errors import ConfigurationError
 
-_ROW_MAJOR, _NO_TRANS, _TRANS, _PACKED, _B_MATRIX = 101, 111, 112, 151, 162  # from MKL's C interface
-_CHOICES = ("auto", "mkl", "numpy")
+CHOICES = ("auto", "own", "numpy", "mkl")
+_MEASURED_ROWS = (4, 16, 64, 256)
+_UP_TO_ROWS = (8, 32, 128)
+"""Numbers of rows are taken together up to these, and above the last: each with one that is measured."""
+
+_TIMED = 1 << 21
+"""Multiply-adds that are timed at once, some ten microseconds: small products several times."""
+
+# Who computes a product.
+_OWN, _NUMPY, _MKL = 0, 1, 2
+_KINDS = {"own": _OWN, "numpy": _NUMPY, "mkl": _MKL}
+# Fields of a factor's table.
+_INNER, _WIDTH, _COLUMNS, _TEAM, _KERNEL, _PANELS, _GEMM, _BITS, _MATRIX, _TRANS, _LEADING = range(11)
+_COMPUTE, _MKL_PACKED, _KIND = 11, 12, 13
+_FIELDS = _KIND + len(_MEASURED_ROWS)
 
 
-class Packed:
-    """A matrix in MKL's packed layout.
+def choice() -> str:
+    """Who is to multiply, by ``DYNBATCH_BLAS``.
 
-    Attributes:
-        inner, width: its shape, as the right factor.
-        address: of the packed data.
+    Raises:
+        ConfigurationError: an unknown name.
     """
-
-    __slots__ = ("_buffer", "address", "inner", "width")
-
-    def __init__(self, buffer: np.ndarray, inner: int, width: int) -> None:
-        self._buffer = buffer
-        self.address = buffer.ctypes.data
-        self.inner = inner
-        self.width = width
+    found = os.environ.get("DYNBATCH_BLAS", "auto")
+    if found not in CHOICES:
+        raise ConfigurationError(f"DYNBATCH_BLAS={found!r}: choose one of {', '.join(CHOICES)}")
+    return found
 
 
-class Mkl:
-    """The few functions of MKL that are used, in single precision."""
-
-    def __init__(self, path: str) -> None:
-        os.environ.setdefault("KMP_BLOCKTIME", "1")  # ms: spinning threads would take the core from the kernels
-        library = ctypes.CDLL(path)
-        integer, pointer, real = ctypes.c_int, ctypes.c_void_p, ctypes.c_float
-        self._size = library.cblas_sgemm_pack_get_size
-        self._size.restype = ctypes.c_size_t
-        self._pack = library.cblas_sgemm_pack
-        self._pack.argtypes = [integer] * 6 + [real, pointer, integer, pointer]
-        self._pack.restype = None
-        self._compute = library.cblas_sgemm_compute
-        self._compute.argtypes = [integer] * 6 + [pointer, integer, pointer, integer, real, pointer, integer]
-        self._compute.restype = None
-        self._gemm = library.cblas_sgemm
-        self._gemm.argtypes = [integer] * 6 + [real, pointer, integer, pointer, integer, real, pointer, integer]
-        self._gemm.restype = None
-        self._set_threads = library.MKL_Set_Num_Threads
-
-    def set_threads(self, threads: int) -> None:
-        """Bound the threads of every call."""
-        self._set_threads(threads)
-
-    def pack(self, matrix: np.ndarray) -> Packed:
-        """Pack a right factor of shape (inner, width)."""
-        inner, width = matrix.shape
-        layout = _layout(matrix)
-        if layout is None:
-            matrix = np.ascontiguousarray(matrix)
-            layout = _NO_TRANS, width
-        trans, leading = layout
-        rows = 64  # a pack serves any number of rows
-        buffer = np.empty(self._size(_B_MATRIX, rows, width, inner) // 4 + 16, np.float32)
-        self._pack(
-            _ROW_MAJOR, _B_MATRIX, trans, rows, width, inner, 1.0, matrix.ctypes.data, leading, buffer.ctypes.data
-        )
-        return Packed(buffer, inner, width)
-
-    def compute(self, packed: Packed, rows: int, x: int, x_stride: int, out: int, out_stride: int) -> None:
-        """``out = x @ packed``: addresses, and distances between rows in elements."""
-        self._compute(
-            _ROW_MAJOR, _NO_TRANS, _PACKED, rows, packed.width, packed.inner,
-            x, x_stride, packed.address, packed.width, 0.0, out, out_stride,
-        )  # fmt: skip
-
-    def product(self, x: np.ndarray, m: np.ndarray, out: np.ndarray) -> bool:
-        """``out = x @ m`` of 2-D arrays; False (and nothing done) where their layout is not BLAS's."""
-        layouts = [_layout(a) for a in (x, m, out)]
-        if any(a is None for a in layouts) or layouts[2][0] != _NO_TRANS:  # type: ignore[index]
-            return False
-        (tx, lx), (tm, lm), (_, lo) = layouts  # type: ignore[misc]
-        self._gemm(
-            _ROW_MAJOR, tx, tm, x.shape[0], m.shape[1], x.shape[1], 1.0,
-            x.ctypes.data, lx, m.ctypes.data, lm, 0.0, out.ctypes.data, lo,
-        )  # fmt: skip
-        return True
+def apply_threads() -> None:
+    """Bound the threads of MKL, and of the own code, which has no use for more than there are cores."""
+    TEAM.set_threads(min(threads(), _cores()))
+    library = mkl()
+    if library is not None:
+        library.set_threads(threads())
 
 
-def _layout(a: np.ndarray) -> tuple[int, int] | None:
-    """(transposition, leading dimension) of a float32 matrix as BLAS takes it, or None."""
-    if a.dtype != np.float32 or a.size == 0:
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def _loaded_mkl(path: str) -> blas.Mkl:
+    library = blas.Mkl(path)
+    library.set_threads(threads())
+    return library
+
+
+def threads() -> int:
+    """The most threads that a product may use."""
+    return config.threads or os.cpu_count() or 1
+
+
+def mkl() -> blas.Mkl | None:
+    """MKL where it is the library for products, else None, and NumPy's is.
+
+    That is so where it is installed and was measured faster, which is no matter of course: on processors of other
+    makers MKL may not use their widest vectors. ``DYNBATCH_BLAS`` decides instead where it names a library.
+
+    Raises:
+        ConfigurationError: MKL is asked for and not installed.
+    """
+    wanted = choice()
+    path = blas.mkl_path() if wanted in ("auto", "mkl") else None
+    if wanted == "mkl" and path is None:
+        raise ConfigurationError("DYNBATCH_BLAS=mkl, but MKL is not installed: pip install dynbatch[mkl]")
+    if path is None or (wanted == "auto" and not _mkl_is_faster(path)):
         return None
-    row, column = (s // 4 for s in a.strides)
-    if column == 1 or a.shape[1] == 1:
-        if row >= a.shape[1]:
-            return _NO_TRANS, row
-        return (_NO_TRANS, max(1, a.shape[1])) if a.shape[0] == 1 else None
-    if row == 1 or a.shape[0] == 1:
-        return (_TRANS, column) if column >= a.shape[0] else None
-    return None
+    return _loaded_mkl(path)
 
 
-_mkl: Mkl | None = None
-_sought = False
+_kinds: dict[tuple[str, str], tuple[str, ...]] = {}
+"""Who multiplies with a factor, by its name and `choice`."""
 
 
-def mkl() -> Mkl | None:
-    """MKL, where it is installed and measured faster than NumPy's BLAS on this machine.
-
-    ``DYNBATCH_BLAS`` decides instead: ``mkl`` or ``numpy``.
-    """
-    global _mkl, _sought
-    if not _sought:
-        _sought = True
-        choice = os.environ.get("DYNBATCH_BLAS", "auto")
-        if choice not in _CHOICES:
-            raise ConfigurationError(f"DYNBATCH_BLAS={choice!r}: choose one of {', '.join(_CHOICES)}")
-        path = None if choice == "numpy" else _find()
-        if path is None and choice == "mkl":
-            raise ConfigurationError("DYNBATCH_BLAS=mkl, but MKL is not installed: pip install dynbatch[mkl]")
-        if path is not None and (choice == "mkl" or _is_faster(path)):
-            _mkl = Mkl(path)
-    return _mkl
+def state() -> dict[str, str]:
+    """What has been chosen, for a checkpoint."""
+    return profile.state()
 
 
-def _is_faster(path: str) -> bool:
-    """Whether packed products of MKL beat NumPy's BLAS here, measured once and kept in the cache directory.
-
-    Not a matter of course: on processors of other makers MKL may not use their widest vectors.
-    """
-    threads = config.threads or os.cpu_count() or 1
-    settings = {k: v for k, v in os.environ.items() if k.startswith(("OPENBLAS_", "MKL_", "OMP_"))}
-    key = repr((path, np.__version__, platform.node(), platform.processor(), threads, sorted(settings.items())))
-    file = cache_directory() / "blas.json"
-    try:
-        known = json.loads(file.read_text())
-        if known.get(key) in ("mkl", "numpy"):
-            return known[key] == "mkl"
-    except (OSError, ValueError, AttributeError):
-        known = {}
-    if not isinstance(known, dict):
-        known = {}
-    faster = _measure(Mkl(path), threads)
-    known[key] = "mkl" if faster else "numpy"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(known, indent=1))
-        os.replace(temporary, file)
-    except OSError:
-        pass  # measured again next time; the kernel cache warns about a folder that cannot be written
-    return faster
+def set_state(chosen: dict[str, str]) -> None:
+    """Choose from now on as a checkpoint says; what it does not know is measured."""
+    profile.set_state(chosen)
+    _mkl_is_faster.cache_clear()
+    _kinds.clear()
 
 
-def _measure(library: Mkl, threads: int) -> bool:
-    """Time both on the products of a tree model: few rows, one weight many times."""
-    library.set_threads(threads)
-    weight = np.full((512, 1280), 0.01, np.float32)
-    packed_weight = library.pack(weight)
-    rows = [np.full((n, 512), 0.01, np.float32) for n in (4, 16, 64, 256)]
-    outs = [np.empty((x.shape[0], 1280), np.float32) for x in rows]
-
-    def by_mkl() -> None:
-        for x, out in zip(rows, outs):
-            library.compute(packed_weight, x.shape[0], x.ctypes.data, 512, out.ctypes.data, 1280)
-
-    def by_numpy() -> None:
-        for x, out in zip(rows, outs):
-            np.matmul(x, weight, out=out)
-
-    times: dict[Any, list[float]] = {by_mkl: [], by_numpy: []}
-    for _ in range(12):
-        for run, found in times.items():
-            begin = time.perf_counter()
-            run()
-            found.append(time.perf_counter() - begin)
-    return sorted(times[by_mkl])[5] < sorted(times[by_numpy])[5]
-
-
-def _find() -> str | None:
-    if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "darwin":
-        return None
-    pattern = "Library/bin/mkl_rt*.dll" if sys.platform == "win32" else "lib/libmkl_rt.so*"
-    found = sorted(p for prefix in (sys.prefix, sys.base_prefix) for p in glob.glob(os.path.join(prefix, pattern)))
-    return found[0] if found else None
+@functools.cache
+def _mkl_is_faster(path: str) -> bool:
+    x, m = np.full((512, 300), 0.01, np.float32), np.full((300, 1280), 0.01, np.float32)  # a weight's gradient
+    out = np.empty((512, 1280), np.float32)
+    candidates: dict[str, Callable[[], Callable[[], object]]] = {
+        "numpy": lambda: functools.partial(np.matmul, x, m, out=out),
+        "mkl": lambda: functools.partial(_by_library, _loaded_mkl(path), x, m, out),
+    }
+    return profile.answer("BLAS", candidates) == "mkl"
 
 
 def product(x: np.ndarray, m: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """``x @ m`` of 2-D arrays, through the library in use."""
+    """``x @ m`` of 2-D arrays by BLAS."""
     library = mkl()
-    if library is not None and x.dtype == np.float32:
+    if library is not None:
         if out is None:
-            out = np.empty((x.shape[0], m.shape[1]), np.float32)
-        if library.product(x, m, out):
+            out = np.empty((x.shape[0], m.shape[1]), x.dtype)
+        if _by_library(library, x, m, out):
             return out
     return np.matmul(x, m, out=out)
 
 
-def packed(matrix: np.ndarray) -> Any:
-    """The right factor in the form that `multiply` takes: packed for MKL, as it is for NumPy."""
-    library = mkl()
-    return library.pack(matrix) if library is not None and matrix.dtype == np.float32 else matrix
+def _by_library(library: blas.Mkl, x: np.ndarray, m: np.ndarray, out: np.ndarray) -> bool:
+    """``out = x @ m`` by MKL; False (and nothing done) where their layout is not BLAS's."""
+    layouts = [blas.layout(a) for a in (x, m, out)]
+    if any(a is None for a in layouts) or layouts[2][0] != blas.NO_TRANS:  # type: ignore[index]
+        return False
+    (tx, lx), (tm, lm), (_, lo) = layouts  # type: ignore[misc]
+    function, bits = library.gemm(x.dtype.name)
+    blas.gemm(
+        x.dtype.type(1), function, bits, x.shape[0], m.shape[1], x.shape[1],
+        x.ctypes.data, tx, lx, m.ctypes.data, tm, lm, out.ctypes.data, lo,
+    )  # fmt: skip
+    return True
 
 
-@intrinsic
-def _gemm(typing, address, trans, m, n, k, mem, a, lda, b, ldb, c, ldc):
-    """Call the BLAS function at an address: row-major ``c = a @ op(b)``, operands by address."""
-    signature = types.void(*[types.int64] * 5, mem, *[types.int64] * 6)
+class Factor:
+    """A right factor of shape (inner, width), in the forms that `multiply` uses for it on this machine.
 
-    def generate(context, builder, signature, args):
-        address, trans, m, n, k, _, a, lda, b, ldb, c, ldc = args
-        i32, i64, pointer = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
-        real = ir.FloatType() if mem.dtype == types.float32 else ir.DoubleType()
-        arguments = [i32, i32, i32, i64, i64, i64, real, pointer, i64, pointer, i64, real, pointer, i64]
-        function = builder.inttoptr(address, ir.FunctionType(ir.VoidType(), arguments).as_pointer())
-        a, b, c = (builder.inttoptr(x, pointer) for x in (a, b, c))
-        trans = builder.trunc(trans, i32)
-        builder.call(
-            function,
-            [i32(_ROW_MAJOR), i32(_NO_TRANS), trans, m, n, k, real(1.0), a, lda, b, ldb, real(0.0), c, ldc],
-        )
-        return context.get_dummy_value()
+    Attributes:
+        table: what `multiply` takes; valid as long as this object and the matrix live and do not change.
+        kinds: who multiplies, for each class of numbers of rows.
+        name: its shape, and whether it is stored transposed.
+    """
 
-    return signature, generate
+    __slots__ = ("_keep", "kinds", "name", "table")
+
+    def __init__(self, matrix: np.ndarray, kinds: tuple[str, ...]) -> None:
+        inner, width = matrix.shape
+        dtype, item = matrix.dtype.name, matrix.itemsize
+        self.name = _name(matrix)
+        self.kinds = kinds
+        self.table = np.zeros(_FIELDS, np.int64)
+        self._keep: list[np.ndarray] = []
+        self._set(_INNER, inner)
+        self._set(_WIDTH, width)
+        self._set(_COLUMNS, gemm.panel_columns(item))
+        self._set(_TEAM, TEAM.address)
+        for i, kind in enumerate(kinds):
+            self._set(_KIND + i, _KINDS[kind])
+        if "own" in kinds:
+            TEAM.start()
+            self._set(_KERNEL, gemm.kernel(dtype))
+            self._set_array(_PANELS, gemm.pack(matrix))
+        if "numpy" in kinds:
+            matrix, trans, leading = blas.as_operand(matrix)
+            function, bits = blas.numpy_gemm(dtype)
+            for field, value in ((_GEMM, function), (_BITS, bits), (_TRANS, trans), (_LEADING, leading)):
+                self._set(field, value)
+            self._set_array(_MATRIX, matrix)
+        if "mkl" in kinds:
+            library = _loaded_mkl(blas.mkl_path())
+            self._set(_COMPUTE, library.gemm_compute(dtype))
+            self._set_array(_MKL_PACKED, library.pack(matrix))
+
+    def _set(self, field: int, value: int) -> None:
+        self.table[field] = value
+
+    def _set_array(self, field: int, array: np.ndarray) -> None:
+        self._keep.append(array)
+        self.table[field] = array.ctypes.data
+
+    def kinds_text(self) -> str:
+        """Who multiplies, by number of rows, for people."""
+        parts = []
+        for i, (kind, rows) in enumerate(zip(self.kinds, _UP_TO_ROWS)):
+            if kind != self.kinds[i + 1]:
+                parts.append(f"{kind} to {rows} rows")
+        return ", ".join([*parts, f"then {self.kinds[-1]}" if parts else self.kinds[-1]])
 
 
-@jit(boundscheck=False)
-def multiply(gemm, mem, x, x_stride, rows, matrix, inner, width, transposed, out, out_stride):
-    """Rows ``x`` times a matrix, which lies as (inner, width), or as (width, inner) where it is transposed."""
+def _name(matrix: np.ndarray) -> str:
+    stored = "" if matrix.flags.c_contiguous else " transposed"
+    return f"{matrix.dtype.name} {matrix.shape[0]}x{matrix.shape[1]}{stored}"
+
+
+def factor(matrix: np.ndarray) -> Factor:
+    """Prepare a right factor; the first of its shape on this machine is measured, which takes some milliseconds."""
+    key = (_name(matrix), choice())
+    kinds = _kinds.get(key)
+    if kinds is None:
+        kinds = _kinds[key] = _choose(matrix)
+    return Factor(matrix, kinds)
+
+
+def _choose(matrix: np.ndarray) -> tuple[str, ...]:
+    wanted = choice()
+    library = "own" if wanted == "own" else "mkl" if mkl() is not None else "numpy"
+    if library == "numpy" and (not blas.numpy_gemm(matrix.dtype.name)[0] or matrix.size == 0):
+        library = "own"
+    if wanted != "auto" or library == "own":
+        return (library,) * len(_MEASURED_ROWS)
+    found = []
+    for rows in _MEASURED_ROWS:
+        candidates = {kind: functools.partial(_prepared_run, matrix, kind, rows) for kind in ("own", library)}
+        found.append(profile.answer(f"{_name(matrix)}, {rows} rows", candidates))
+    return tuple(found)
+
+
+@jit(error_model="numpy")
+def multiply(mem: np.ndarray, x: int, x_stride: int, rows: int, factor: np.ndarray, out: int, out_stride: int) -> None:
+    """``mem[out + r * out_stride + j] = sum over k of mem[x + r * x_stride + k] * matrix[k, j]``, in compiled code.
+
+    Arguments:
+        mem: flat memory of the matrix's dtype.
+        x, out: offsets of the first rows, in elements.
+        x_stride, out_stride: distances between rows, in elements; at least inner and width.
+        rows: how many; may be 0.
+        factor: `Factor.table`.
+    """
+    if rows == 0:
+        return
     item = mem.itemsize
-    base = mem.ctypes.data
-    if rows and width:
-        _gemm(
-            gemm, _TRANS if transposed else _NO_TRANS, rows, width, inner, mem,
-            base + x * item, x_stride, matrix.ctypes.data, inner if transposed else width, base + out * item, out_stride,
+    inner, width = factor[_INNER], factor[_WIDTH]
+    one = mem.dtype.type(1)
+    x_at, out_at = mem.ctypes.data + x * item, mem.ctypes.data + out * item
+    kind = _kind(factor, rows)
+    if kind == _OWN:
+        gemm.packed_product(
+            factor[_TEAM], factor[_KERNEL], x_at, 0, x_stride, rows,
+            factor[_PANELS], inner, width, out_at, out_stride, factor[_COLUMNS],
         )  # fmt: skip
+    elif kind == _NUMPY:
+        blas.gemm(
+            one, factor[_GEMM], factor[_BITS], rows, width, inner, x_at, blas.NO_TRANS, x_stride,
+            factor[_MATRIX], factor[_TRANS], factor[_LEADING], out_at, out_stride,
+        )  # fmt: skip
+    else:
+        blas.gemm_compute(
+            one, factor[_COMPUTE], rows, width, inner, x_at, x_stride, factor[_MKL_PACKED], out_at, out_stride
+        )
 
 
-def gemm_address(dtype: str) -> int:
-    info = next(i for i in threadpoolctl.threadpool_info() if i["internal_api"] == "openblas")
-    library = ctypes.CDLL(info["filepath"])
-    name = "scipy_cblas_sgemm64_" if dtype == "float32" else "scipy_cblas_dgemm64_"
-    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+@jit(error_model="numpy")
+def multiply_gathered(
+    mem: np.ndarray, starts: np.ndarray, factor: np.ndarray, out: int, out_stride: int, scratch: int
+) -> None:
+    """`multiply` of rows that lie anywhere: row r begins at ``mem[starts[r]]``.
+
+    The own code reads them there; for BLAS they are brought together first.
+
+    Arguments:
+        starts: offsets, contiguous 64-bit integers.
+        scratch: offset of space for as many rows as there are.
+    """
+    rows, inner = starts.size, factor[_INNER]
+    if rows == 0:
+        return
+    if _kind(factor, rows) == _OWN:
+        gemm.packed_product(
+            factor[_TEAM], factor[_KERNEL], mem.ctypes.data, starts.ctypes.data, inner, rows,
+            factor[_PANELS], inner, factor[_WIDTH], mem.ctypes.data + out * mem.itemsize, out_stride, factor[_COLUMNS],
+        )  # fmt: skip
+    else:
+        gather(mem, starts, inner, scratch, inner)
+        multiply(mem, scratch, inner, rows, factor, out, out_stride)
+
+
+@jit(error_model="numpy")
+def _kind(factor: np.ndarray, rows: int) -> int:
+    """Who multiplies so many rows."""
+    number = 0
+    for limit in _UP_TO_ROWS:
+        if rows > limit:
+            number += 1
+    return factor[_KIND + number]
+
+
+def _prepared_run(matrix: np.ndarray, kind: str, rows: int) -> Callable[[], None]:
+    """A function that multiplies some rows with a matrix, for timing."""
+    prepared = Factor(matrix, (kind,) * len(_MEASURED_ROWS))
+    inner, width = matrix.shape
+    mem = np.full(rows * (inner + width), 0.01, matrix.dtype)
+    times = max(1, _TIMED // matrix.size // rows)
+    return functools.partial(_multiply_often, times, mem, rows, prepared.table)
+
+
+@jit(error_model="numpy")
+def _multiply_often(times: int, mem: np.ndarray, rows: int, factor: np.ndarray) -> None:
+    inner, width = factor[_INNER], factor[_WIDTH]
+    for _ in range(times):
+        multiply(mem, 0, inner, rows, factor, rows * inner, width)

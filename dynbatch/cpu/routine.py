@@ -17,6 +17,7 @@ from dynbatch.config import config
 from dynbatch.cpu.gather import gather, gather_from
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.memory import Arena
+from dynbatch.cpu.products import Factor
 from dynbatch.errors import ValidityError
 from dynbatch.ops.shape import concatenate
 from dynbatch.signature import Signature
@@ -192,6 +193,10 @@ class Routine:
             computed = [v for v, x in enumerate(self.program.values) if x.op is not None and x.domain != SHARED]
             check_finite(frame, f"batch {job.b} of the plan", computed)
         job.gathered += frame.gathered
+
+    def factors(self, signature: Signature) -> list[Factor]:
+        """The weights that are prepared for its products; none in this tier."""
+        return []
 
     def frame(self, job: Job) -> Frame:
         """A frame with the job's operands, payload and parameters."""
