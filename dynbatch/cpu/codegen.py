@@ -74,6 +74,17 @@ class KernelSource(NamedTuple):
     outputs: tuple[int, ...]
     sizes: tuple[int, ...]
 
+    @property
+    def numbers(self) -> int:
+        """How many integers it takes behind the range of rows: sizes, and places and strides of what lies in memory."""
+        kinds = [o.kind for o in self.operands]
+        return len(self.sizes) + 2 * kinds.count("affine") + kinds.count("index") + 2 * len(self.outputs)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Kinds of the operands that come as arrays, behind the integers."""
+        return tuple(o.kind for o in self.operands if o.kind != "affine")
+
 
 Reach = tuple[bool, bool]
 """Whether a value has several elements along a column, and several columns: also a nest of loops."""

@@ -9,6 +9,7 @@ the compiled text, so that one compilation serves all sizes.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from dynbatch.cpu.codegen import generate, resolve
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.products import Factor
 from dynbatch.cpu.routine import Routine, is_vector_concatenation
+from dynbatch.cpu.split import splitter
+from dynbatch.cpu.team import TEAM
 from dynbatch.ops.indexing import lookup
 from dynbatch.ops.linear import matmul
 from dynbatch.signature import Signature
@@ -37,7 +40,7 @@ lists, floats, and the flags of arguments and lists start; the next free scratch
 _GIVEN = {
     "table": "tables.table", "meta": "tables.meta", "floats": "tables.floats", "data": "job.data",
     "first": "job.first", "ptr": "job.edges.ptr", "edges": "job.edges.edges",
-    "edge_location": "job.edges.location",
+    "edge_location": "job.edges.location", "team": "team",
 }  # fmt: skip
 """What a compiled step is given if it uses it, and where Python finds it."""
 
@@ -51,6 +54,7 @@ import numpy as np
 from dynbatch.cpu.gather import copy_rows, gather, gather_from, lookup_rows, sum_edges
 from dynbatch.cpu.jit import jit
 from dynbatch.cpu.products import multiply
+from dynbatch.cpu.team import run_rows
 
 '''
 
@@ -122,6 +126,7 @@ class _Section:
     def __init__(self, compiled: bool) -> None:
         self.compiled = compiled
         self.lines: list[str] = []
+        self.counts: dict[str, str] = {}  # how many rows each kernel has that may be split
         self.columns: set[str] = set()  # payload and index columns that have a name here
 
     def used(self, pattern: re.Pattern[str]) -> set[str]:
@@ -144,7 +149,7 @@ class _Emitter:
         self.stored = routine.stored
         self.sections: list[_Section] = []
         self.steps: list[str] = []
-        self.namespace: dict[str, Any] = {"ndarray": np.ndarray, "array": np.array}
+        self.namespace: dict[str, Any] = {"ndarray": np.ndarray, "array": np.array, "team": TEAM.address}
         self.kernels: dict[str, str] = {}
         self.prepared: list[tuple[int, str]] = []
         self.widths: list[int] = []
@@ -292,6 +297,9 @@ class _Emitter:
         given = [word for word in _GIVEN if word in words]
         given += sorted(word for word in words if re.fullmatch(r"A\d+", word))
         calls = [_GIVEN.get(word, word) for word in given]
+        for word in sorted(word for word in words if re.fullmatch(r"split\d+", word)):
+            given.append(word)
+            calls.append(f"{word}({section.counts[word]})")
         for i, (_, form) in enumerate(self.prepared):
             if f"s{i}" in words:
                 given.append(f"s{i}")
@@ -600,5 +608,18 @@ class _Emitter:
         for v in source.outputs:
             numbers += [self._location(v), self._width(self.stride[v])]
         sizes = [self._width(size) for size in source.sizes]
-        call = ", ".join(["mem", "0", self._count(region.domain), *sizes, *numbers, *arrays])
-        self._add(f"{name}({call})")
+        count = self._count(region.domain)
+        split = name.replace("kernel", "split")
+        self.namespace[split] = splitter(source, self.dtype, len(region.members) * math.prod(source.sizes))
+        self._section(True).counts[split] = count
+        fields = ["mem.ctypes.data", count, "0", *sizes, *numbers]
+        for array in arrays:
+            fields += [f"{array}.ctypes.data", f"{array}.size"]
+        self._add(
+            f"if {split}:",
+            f"    job = np.empty({len(fields)}, np.int64)",
+            *(f"    job[{i}] = {field}" for i, field in enumerate(fields)),
+            f"    run_rows(team, {split}, job)",
+            "else:",
+            f"    {name}({', '.join(['mem', '0', count, *sizes, *numbers, *arrays])})",
+        )

@@ -39,6 +39,7 @@ _C_FUNCTIONS = {
     _WAKE: "pthread_cond_broadcast",
     _YIELD: "sched_yield",
 }
+_CHUNKS_A_THREAD = 2  # so that a thread which is late, or slow, holds up the others less
 _PATIENCE = 5000
 """How often a helper looks for work before it sleeps: some 100 microseconds."""
 
@@ -79,6 +80,14 @@ def run(team: int, function: int, job: int, chunks: int) -> None:
         if looks % _PATIENCE == 0:  # a helper has lost its core in the middle of a chunk
             call(load(team + _YIELD), ())
     store(team + _BUSY, 0)
+
+
+@jit(error_model="numpy")
+def run_rows(team: int, function: int, job: np.ndarray) -> None:
+    """`run` of a job whose fields 1 and 2 are its rows and, which is set here, the rows of one chunk."""
+    chunks = min(job[1], _CHUNKS_A_THREAD * active(team))
+    job[2] = (job[1] + chunks - 1) // chunks
+    run(team, function, job.ctypes.data, (job[1] + job[2] - 1) // job[2])
 
 
 @jit(error_model="numpy")
