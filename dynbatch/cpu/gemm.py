@@ -16,7 +16,7 @@ import numpy as np
 from dynbatch.cpu import team
 from dynbatch.cpu.jit import c_function, jit
 from dynbatch.cpu.native import call
-from dynbatch.cpu.tile import MOST_ROWS, MOST_VECTORS, VECTOR_BYTES, lanes, tile
+from dynbatch.cpu.tile import MOST_ROWS, MOST_VECTORS, VECTOR_BYTES, tile
 
 PARALLEL_FROM = 1 << 19
 """Multiply-adds from which on a product is split over threads: about ten times what it takes to meet another."""
@@ -94,7 +94,7 @@ def packed_product(
         rows: may be 0.
         panels, inner, width: the packed matrix.
         out, out_stride: address of the result, and elements between its rows.
-        columns: `panel_columns` of the elements' type.
+        columns: `dynbatch.cpu.packing.panel_columns` of the elements' type.
     """
     if rows == 0 or width == 0:
         return
@@ -117,53 +117,3 @@ def packed_product(
         team.run(team_address, function, job.ctypes.data, chunks)
     else:
         call(function, (job.ctypes.data, 0))
-
-
-def panel_columns(itemsize: int) -> int:
-    """Columns of a panel; the last of a matrix has as many whole vectors as it needs."""
-    return MOST_VECTORS * lanes(itemsize)
-
-
-def pack(matrix: np.ndarray) -> np.ndarray:
-    """The panels of a right factor of shape (inner, width), float32 or float64; aligned to a vector."""
-    inner, width = matrix.shape
-    item = matrix.itemsize
-    vector = lanes(item)
-    size = inner * -(-width // vector) * vector
-    space = np.empty(size + vector, matrix.dtype)
-    start = -space.ctypes.data % VECTOR_BYTES // item
-    packed = space[start : start + size]
-    if matrix.flags.f_contiguous and not matrix.flags.c_contiguous:
-        _pack_transposed(matrix.T, packed, vector, panel_columns(item))
-    else:
-        _pack(np.ascontiguousarray(matrix), packed, vector, panel_columns(item))
-    return packed
-
-
-@jit(error_model="numpy")
-def _pack(matrix: np.ndarray, packed: np.ndarray, vector: int, columns: int) -> None:
-    inner, width = matrix.shape
-    for first in range(0, width, columns):
-        here = min(columns, width - first)
-        step = (here + vector - 1) // vector * vector
-        for k in range(inner):
-            at = first * inner + k * step
-            for j in range(here):
-                packed[at + j] = matrix[k, first + j]
-            packed[at + here : at + step] = 0
-
-
-@jit(error_model="numpy")
-def _pack_transposed(matrix: np.ndarray, packed: np.ndarray, vector: int, columns: int) -> None:
-    """The same of ``matrix.T``; a few steps of the inner dimension at a time, which stay in the cache."""
-    width, inner = matrix.shape
-    for first in range(0, width, columns):
-        here = min(columns, width - first)
-        step = (here + vector - 1) // vector * vector
-        for begin in range(0, inner, 16):
-            end = min(begin + 16, inner)
-            for j in range(here):
-                for k in range(begin, end):
-                    packed[first * inner + k * step + j] = matrix[first + j, k]
-        for k in range(inner):
-            packed[first * inner + k * step + here : first * inner + (k + 1) * step] = 0

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dynbatch.config import config
-from dynbatch.cpu import blas, gemm, profile
+from dynbatch.cpu import blas, gemm, packing, profile
 from dynbatch.cpu.gather import gather
 from dynbatch.cpu.jit import jit
 from dynbatch.cpu.team import TEAM
@@ -166,14 +166,14 @@ class Factor:
         self._keep: list[np.ndarray] = []
         self._set(_INNER, inner)
         self._set(_WIDTH, width)
-        self._set(_COLUMNS, gemm.panel_columns(item))
+        self._set(_COLUMNS, packing.panel_columns(item))
         self._set(_TEAM, TEAM.address)
         for i, kind in enumerate(kinds):
             self._set(_KIND + i, _KINDS[kind])
         if "own" in kinds:
             TEAM.start()
             self._set(_KERNEL, gemm.kernel(dtype))
-            self._set_array(_PANELS, gemm.pack(matrix))
+            self._set_array(_PANELS, packing.pack(matrix))
         if "numpy" in kinds:
             matrix, trans, leading = blas.as_operand(matrix)
             function, bits = blas.numpy_gemm(dtype)

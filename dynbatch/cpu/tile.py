@@ -8,11 +8,13 @@ in memory; here they are values of LLVM's.
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import config as numba_config
 from numba import types
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from dynbatch.cpu.native import declared
@@ -23,19 +25,20 @@ _INT, _LONG = ir.IntType(32), ir.IntType(64)
 def _features() -> set[str]:
     """What the processor that numba compiles for can do."""
     chosen = numba_config.CPU_FEATURES  # type: ignore[attr-defined]
-    if chosen is not None:
-        return {f[1:] for f in chosen.split(",") if f.startswith("+")}
-    return {name for name, has in binding.get_host_cpu_features().items() if has}
+    text = get_host_cpu_features() if chosen is None else chosen  # type: ignore[no-untyped-call]
+    return {name[1:] for name in text.split(",") if name.startswith("+")}
 
 
 _FEATURES = _features()
 _WIDE = "avx512f" in _FEATURES
-_FUSED = bool(_FEATURES & {"fma", "neon", "fp-armv8"})
+_ARM = platform.machine() in ("aarch64", "arm64")
+_FUSED = _ARM or "fma" in _FEATURES
 
 VECTOR_BYTES = 64 if _WIDE else 32 if "avx" in _FEATURES else 16
 """Size of a vector."""
-MOST_ROWS, MOST_VECTORS = (8, 3) if _WIDE or "neon" in _FEATURES else (6, 2)
-"""The largest tile: with the vectors of the matrix it fills 32 registers, or 16."""
+MOST_ROWS, MOST_VECTORS = (8, 3) if _WIDE or _ARM else (6, 2) if _FUSED else (4, 2)
+"""The largest tile: with the vectors of the matrix it fills 32 registers, or 16, of which a sum in two steps needs two
+more."""
 
 
 def lanes(itemsize: int) -> int:

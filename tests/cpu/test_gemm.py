@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
 import pytest
 
-from dynbatch.cpu import gemm
+from dynbatch.cpu import gemm, packing
 from dynbatch.cpu.team import Team
 
 WIDTHS = (1, 2, 3, 5, 15, 16, 17, 47, 48, 49, 96, 130)
@@ -27,14 +32,14 @@ def team():
 
 def product(team: Team, x: np.ndarray, matrix: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
     """``x @ matrix`` (or of the rows of flat ``x`` at ``starts``) into a wider array, the rest of which must stay."""
-    panels = gemm.pack(matrix)
+    panels = packing.pack(matrix)
     inner, width = matrix.shape
     rows = x.shape[0] if starts is None else starts.size
     out = np.full((rows + 1, width + 3), GUARD, x.dtype)
     gemm.packed_product(
         team.address, gemm.kernel(x.dtype.name), x.ctypes.data, 0 if starts is None else starts.ctypes.data,
         x.strides[0] // x.itemsize, rows, panels.ctypes.data, inner, width, out.ctypes.data, width + 3,
-        gemm.panel_columns(x.itemsize),
+        packing.panel_columns(x.itemsize),
     )  # fmt: skip
     assert (out[rows] == GUARD).all() and (out[:, width:] == GUARD).all()
     return out[:rows, :width]
@@ -137,3 +142,35 @@ def test_threads_come_and_go() -> None:
     team.start()
     assert (product(team, x, w) == 128).all()
     team.end()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86's features")
+@pytest.mark.parametrize("processor", ["haswell +avx,+avx2,+fma", "x86-64 +sse2"])
+def test_processors_with_narrower_vectors(processor: str) -> None:
+    """Other tiles, and a cache of their own beside this processor's."""
+    name, features = processor.split()
+    script = """
+        import numpy as np
+        from dynbatch.cpu import gemm, packing, tile
+        from dynbatch.cpu.team import TEAM
+
+        rng = np.random.default_rng(5)
+        for dtype in ("float32", "float64"):
+            for rows, inner, width in ((1, 5, 3), (7, 33, 50), (40, 16, 100)):
+                x, w = (rng.integers(-9, 9, n).astype(dtype) for n in ((rows, inner), (inner, width)))
+                panels, out = packing.pack(w), np.empty((rows, width), dtype)
+                gemm.packed_product(
+                    TEAM.address, gemm.kernel(dtype), x.ctypes.data, 0, inner, rows, panels.ctypes.data, inner, width,
+                    out.ctypes.data, width, packing.panel_columns(x.itemsize),
+                )
+                assert (out == x @ w).all()
+        print(tile.VECTOR_BYTES, tile.MOST_ROWS)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == (["32", "6"] if name == "haswell" else ["16", "4"]), done.stderr
