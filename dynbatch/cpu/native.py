@@ -95,3 +95,13 @@ def pause(typingctx: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+@intrinsic
+def pointer_to(typingctx: Any, zero: Any, address: Any) -> Any:
+    """An address as a pointer to elements of the type of ``zero``, which ``numba.carray`` makes an array of."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[1], context.get_value_type(signature.return_type))
+
+    return types.CPointer(zero)(zero, types.int64), generate
