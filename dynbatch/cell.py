@@ -19,8 +19,8 @@ from dynbatch.errors import CellError, ShapeError, user_line
 from dynbatch.graph import BatchedExpression, Expression, Graph, Operand, check_live, handle, state
 from dynbatch.guards import Guards, Inlined
 from dynbatch.ops.elementwise import to_float
-from dynbatch.ops.record import append_tail, checked_index, lane_count, spread
-from dynbatch.recorder import specialized
+from dynbatch.ops.record import checked_index, lane_count, spread
+from dynbatch.recorder import recorder_for
 from dynbatch.signature import Signature
 from dynbatch.tracing import COUNTED, CellTracer, Payload, Ragged, Traced
 
@@ -205,25 +205,15 @@ class BoundCell:
             )
         if signature.equal_lists:
             _check_lengths(self.cell.name, signature, lists)
-        index = graph.touch(signature)
-        stream = graph.stream
-        stream.extend((index, *vids))
         for elements in lists:
-            stream.append(len(elements))
-            stream.extend([e.vid for e in elements])
-        if ints:
-            stream.extend(ints)
+            vids.append(len(elements))
+            vids.extend([e.vid for e in elements])
+        graph.record(signature, vids + ints)
         if floats:
             graph.floats.extend(floats)
-        if signature.tail:
-            append_tail(graph, signature)
-        vid = graph.values
-        count = variant.returns
-        if not count:
-            graph.values = vid + 1
-            return Expression(graph, vid, signature.type)
-        graph.values = vid + count
-        return tuple([Expression(graph, vid + o, t) for o, t in enumerate(signature.types)])
+        if not variant.returns:
+            return graph.add(signature.type)
+        return tuple([graph.add(t) for t in signature.types])
 
     # ---- arguments --------------------------------------------------------------------------------------------------
 
@@ -345,7 +335,7 @@ class BoundCell:
             )
         variants.insert(0, variant)
         del variants[_MOST_VARIANTS:]
-        recorder = specialized(self, variant, args)
+        recorder = recorder_for(self, variant, args)
         if recorder is not None and not config.debug:
             self.install(recorder)
         return variant

@@ -1,0 +1,36 @@
+# C types of `recorder.py`.
+
+cimport cython
+
+from dynbatch.graph cimport Expression, Graph
+from dynbatch.signature cimport Signature
+from dynbatch.watch cimport Watch
+
+
+@cython.final
+cdef class Recorder:
+    cdef readonly object bound_cell
+    cdef object slow
+    cdef Signature signature
+    cdef bint returns
+    cdef tuple types
+    cdef tuple equal_lists
+    cdef Watch watch
+    cdef object rest
+    cdef object holds
+    cdef public object __name__
+    cdef public object __doc__
+    cdef bytes kinds
+    cdef tuple keys
+    cdef Py_ssize_t count
+    cdef tuple values
+    cdef tuple lists
+    cdef tuple ints
+    cdef tuple floats
+    cdef object dtype
+
+    cdef bint _is_current(self) except -1
+    @cython.locals(i=Py_ssize_t, kind=Py_ssize_t, e=Expression)
+    cdef bint _fits(self, tuple args, Graph graph) except -1
+    @cython.locals(i=Py_ssize_t, at=Py_ssize_t, count=Py_ssize_t, e=Expression)
+    cdef _record(self, tuple args, Graph graph)
