@@ -101,15 +101,15 @@ class Execution:
         for name in (*_NODE_ARRAYS, "waiting", "marked", "chosen"):
             setattr(self, name, _grown(getattr(self, name), self.nodes, most))
         self._add_signatures()
+        begin = self.nodes
         end = passes.decode(
-            self.stream, self.words, words, self.layout, self.nodes, self.values, self.floats,
-            self.pos, self.first, self.fpos, self.producer,
+            self.stream, self.words, words, self.layout, begin, self.values, self.floats,
+            self.pos, self.first, self.fpos, self.sig, self.producer,
         )  # fmt: skip
-        new = np.arange(self.nodes, end)
-        self.row[new] = self.place[new] = self.lane_group[new] = -1
-        self.waiting[new], self.marked[new], self.chosen[new] = True, False, False
-        self.skipped[new] = self.phase[new] = 0
-        passes.signatures_of(self.stream, self.pos, new, self.sig)
+        self.row[begin:end] = self.place[begin:end] = self.lane_group[begin:end] = -1
+        self.waiting[begin:end], self.marked[begin:end], self.chosen[begin:end] = True, False, False
+        self.skipped[begin:end] = self.phase[begin:end] = 0
+        new = np.arange(begin, end)
         lanes = graph.lanes
         for i in range(self.lane_words, len(lanes), 2):
             start = int(self.producer[lanes[i]])

@@ -14,12 +14,13 @@ ARGS, LISTS, INTS, FLOATS, OUTS = range(5)
 
 
 @jit()
-def decode(stream, start, end, layout, node, value, float_pos, pos, first, fpos, producer):
-    """Find the nodes in ``stream[start:end]`` and number their values; returns the next node."""
+def decode(stream, start, end, layout, node, value, float_pos, pos, first, fpos, sig, producer):
+    """Find the nodes in ``stream[start:end]``, with their signatures, and number their values; returns the next node."""
     p = start
     while p < end:
         s = stream[p]
         pos[node] = p
+        sig[node] = s
         first[node] = value
         fpos[node] = float_pos
         for _ in range(layout[s, OUTS]):
@@ -167,13 +168,6 @@ def sort_by(keys, nodes, size, result):
         k = keys[n]
         result[start[k]] = n
         start[k] += 1
-
-
-@jit()
-def signatures_of(stream, pos, nodes, sig):
-    """Write each node's signature to ``sig[node]``."""
-    for n in nodes:
-        sig[n] = stream[pos[n]]
 
 
 @jit()
