@@ -14,7 +14,6 @@ from dynbatch.config import config
 if TYPE_CHECKING:
     from dynbatch.cpu.job import Job
     from dynbatch.cpu.routine import Routine
-    from dynbatch.signature import Signature
 
 
 class Tables:
@@ -144,6 +143,8 @@ class Plan:
         rows_per_batch: list of batch sizes, in order.
         batch_reports: a `BatchReport` for each batch.
         reused: whether order and tables are those of an equal graph that ran before.
+        products: for each shape of weight that compiled batches multiplied with, who did it: ``own``, ``numpy``
+            or ``mkl``, by number of rows where that matters.
         schedule_seconds: time spent putting nodes in order and building index tables.
         run_seconds: time spent in the batches.
     """
@@ -153,7 +154,8 @@ class Plan:
         self.strategy = strategy
         self.batch_reports: list[BatchReport] = []
         self.reused = False
-        self._ran: dict[tuple[Routine, Signature], None] = {}
+        self.products: dict[str, str] = {}
+        self._seen: set[tuple[int, int]] = set()  # of routines and signatures
         self.schedule_seconds = 0.0
         self.run_seconds = 0.0
         self.clock = time.perf_counter
@@ -190,15 +192,6 @@ class Plan:
         return self.bytes_viewed / total if total else 0.0
 
     @property
-    def products(self) -> dict[str, str]:
-        """For each shape of weight that compiled batches multiplied with, who did it.
-
-        That is ``own``, ``numpy`` or ``mkl``, by number of rows where that matters.
-        """
-        found = [factor for routine, signature in self._ran for factor in routine.factors(signature)]
-        return {factor.name: factor.kinds_text() for factor in found}
-
-    @property
     def seconds_per_batch(self) -> list[float]:
         """Run time of each batch, in order."""
         return [b.seconds for b in self.batch_reports]
@@ -209,7 +202,10 @@ class Plan:
         name, tier = routine.program.name, routine.tier
         report = BatchReport(name, job.rows, seconds, job.gathered * item, job.viewed * item, tier, shapes)
         self.batch_reports.append(report)
-        self._ran[routine, job.signature] = None
+        seen = id(routine), id(job.signature)
+        if seen not in self._seen:
+            self._seen.add(seen)
+            self.products.update((f.name, f.kinds_text()) for f in routine.factors(job.signature))
 
     def show_in_debug(self) -> None:
         """Print a line for each batch, in debug mode."""
@@ -237,6 +233,6 @@ class Plan:
                 f"{name:<28.28} {shapes:<20.20} {len(found):>7} {rows:>8} {rows / len(found):>10.1f} "
                 f"{sum(r.gathered for r in found) / 1024:>9.0f} {sum(r.seconds for r in found) * 1e3:>8.2f}  {tier}"
             )
-        if products := self.products:
-            lines.append("products: " + "; ".join(f"{name} {who}" for name, who in products.items()))
+        if self.products:
+            lines.append("products: " + "; ".join(f"{name} {who}" for name, who in self.products.items()))
         return "\n".join(lines)
