@@ -15,7 +15,7 @@ ARGS, LISTS, INTS, FLOATS, OUTS = range(5)
 
 @jit()
 def decode(stream, start, end, layout, node, value, float_pos, pos, first, fpos, sig, producer):
-    """Find the nodes in ``stream[start:end]``, with their signatures, and number their values; returns the next node."""
+    """Find the nodes in ``stream[start:end]`` and their signatures, and number their values; returns the next node."""
     p = start
     while p < end:
         s = stream[p]
