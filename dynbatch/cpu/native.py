@@ -104,4 +104,4 @@ def pointer_to(typingctx: Any, zero: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[1], context.get_value_type(signature.return_type))
 
-    return types.CPointer(zero)(zero, types.int64), generate
+    return types.CPointer(zero)(zero, types.int64), generate  # type: ignore[no-untyped-call]
