@@ -431,11 +431,11 @@ class _Emitter:
                 arrays.append(self._index(value))
             elif kind == "shared":
                 arrays.append(self._shared(value, "flat"))
-            elif kind == "integer":
+            elif kind in ("integer", "boundaries"):
                 arrays.append(self._array(value))
             else:
                 arrays.append(f"{self._array(value)}[:, 0]")
         for v in source.outputs:
             numbers += [self._location(v), str(self.stride[v])]
-        call = ", ".join(["mem", "0", self._count(region.domain), *map(str, source.sizes), *numbers, *arrays])
+        call = ", ".join(["mem", "0", self._count(source.domain), *map(str, source.sizes), *numbers, *arrays])
         self._add(f"{name}({call})")
