@@ -1,7 +1,7 @@
 """What each step from DyNet's way of batching to dynbatch's is worth: ``python -m bench --ablation``.
 
 As the table of the ACRoBat paper: every line has what the lines above have, and one thing more. The switches are
-variables of the worker's environment, and one pass that the worker replaces by nothing; all strategies are agenda.
+variables of the worker's environment, and passes that the worker replaces by nothing; all strategies are agenda.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ STRATEGY = "agenda"
 
 
 class Step(NamedTuple):
-    """One thing that is added: a system, a variable, or horizontal fusion."""
+    """One thing that is added: a system, a variable, or the pass of that name."""
 
     name: str
     system: str | None = None
     variable: tuple[str, str] | None = None
-    horizontal: bool = False
+    is_pass: bool = False
 
 
 START = (("DYNBATCH_COMPILE", "never"), ("DYNBATCH_BLAS", "numpy"))
 STEPS = (
     Step("DyNet's way", system="dynbatch-plain"),
     Step("cells", system="dynbatch"),
-    Step("horizontal fusion", horizontal=True),
+    Step("horizontal fusion", is_pass=True),
     Step("vertical fusion", variable=("DYNBATCH_COMPILE", "hot")),
     Step("packed products", variable=("DYNBATCH_BLAS", "mkl")),
+    Step("layout", is_pass=True),
     Step("static replay", system="dynbatch-static"),
 )
 
 
 def entries(module: ModuleType) -> tuple[list[Entry], dict[str, str]]:
     """The steps for a model, and why some were left out; those after them do without."""
-    environment, system, horizontal = dict(START), "", False
+    environment, system, without = dict(START), "", [step.name for step in STEPS if step.is_pass]
     found, skipped = [], {}
     for step in STEPS:
         if step.system and step.system not in module.PROGRAMS:
@@ -45,9 +46,10 @@ def entries(module: ModuleType) -> tuple[list[Entry], dict[str, str]]:
         elif step.variable == ("DYNBATCH_BLAS", "mkl") and not has_mkl():
             skipped[step.name] = "MKL is not installed: pip install dynbatch[mkl]"
         else:
-            system, horizontal = step.system or system, horizontal or step.horizontal
+            system = step.system or system
             environment |= dict([step.variable]) if step.variable else {}
-            found.append(Entry(system, STRATEGY, step.name, tuple(environment.items()), horizontal))
+            without = [name for name in without if name != step.name]
+            found.append(Entry(system, STRATEGY, step.name, tuple(environment.items()), tuple(without)))
     return found, skipped
 
 

@@ -66,14 +66,14 @@ class Entry(NamedTuple):
         system, strategy: as in a row of the report.
         step: of an ablation, else None.
         environment: variables of its process and their values.
-        horizontal: as in `bench.worker.Job`.
+        without: as in `bench.worker.Job`.
     """
 
     system: str
     strategy: str | None
     step: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    horizontal: bool = True
+    without: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         details = ", ".join(filter(None, (self.strategy, self.step)))
@@ -213,7 +213,7 @@ def measure(
 
     def start(worker: Worker, entry: Entry) -> None:
         c, system, strategy = configuration, entry.system, entry.strategy
-        worker.send(Job(c.model, system, strategy, c.hidden, c.batch, c.mode, instances, sizes, entry.horizontal))
+        worker.send(Job(c.model, system, strategy, c.hidden, c.batch, c.mode, instances, sizes, entry.without))
 
     try:
         for entry in entries:

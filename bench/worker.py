@@ -7,6 +7,7 @@ and a traceback.
 
 from __future__ import annotations
 
+import importlib
 import resource
 import sys
 import time
@@ -27,6 +28,12 @@ WARM_UP_STEPS = 5
 QUIET_CHECK = 0.004  # seconds; see `settle`
 PEAK_SIZE = 2048
 
+PASSES = {
+    "horizontal fusion": ("dynbatch.cpu.code", "fuse_matmul", lambda program: program),
+    "layout": ("dynbatch.batching.execution", "arrange", lambda pending, order, starts, placed: order),
+}
+"""Where dynbatch calls a pass, and what does nothing in its place."""
+
 
 @dataclass
 class Job:
@@ -35,7 +42,7 @@ class Job:
     Attributes:
         model, system, strategy, hidden, batch, mode: as in a row of the report.
         instances, sizes: what the model's ``load`` gave.
-        horizontal: whether dynbatch may join products that share an input; False for the ablation.
+        without: passes of dynbatch that are left out, for the ablation; see `PASSES`.
     """
 
     model: str
@@ -46,7 +53,7 @@ class Job:
     mode: str
     instances: list
     sizes: dict[str, int]
-    horizontal: bool = True
+    without: tuple[str, ...] = ()
 
 
 class Minibatches:
@@ -73,8 +80,8 @@ class Session:
 
     def __init__(self, job: Job) -> None:
         model = models.find(job.model)
-        if not job.horizontal:
-            leave_out_horizontal_fusion()
+        for name in job.without:
+            leave_out(name)
         self.minibatches = Minibatches(job.instances, job.batch)
         weights = model.weights(job.hidden, job.sizes, np.random.default_rng(SEED))
         self.system = SYSTEMS[job.system](model.PROGRAMS[job.system], weights, job.strategy, job.batch)
@@ -146,11 +153,10 @@ class Session:
         return {"peak_mib": peak_mib(), "blas": self.system.blas(), "replay": replay}
 
 
-def leave_out_horizontal_fusion() -> None:
-    """Make the pass do nothing, in this process."""
-    import dynbatch.cpu.code
-
-    dynbatch.cpu.code.fuse_matmul = lambda program: program
+def leave_out(name: str) -> None:
+    """Make a pass of `PASSES` do nothing, in this process."""
+    module, function, nothing = PASSES[name]
+    setattr(importlib.import_module(module), function, nothing)
 
 
 def settle() -> None:

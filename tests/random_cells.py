@@ -194,15 +194,15 @@ class _Math:
     erf = staticmethod(math.erf)
 
 
-_interpreted: dict[str, Callable[..., Any]] = {}
+_interpreted: dict[str, dict[str, Any]] = {}
 
 
-def interpreted(text: str) -> Callable[..., Any]:
-    """What `dynbatch.cpu.kernels.load_kernel` gives, run by Python: for float64 only."""
+def interpreted(text: str, given: dict[str, str] | None = None) -> dict[str, Any]:
+    """What `dynbatch.cpu.kernels.load` gives, run by Python: for float64 only."""
     found = _interpreted.get(text)
     if found is None:
-        namespace: dict[str, Any] = {}
-        exec(compile(re.sub(r"@jit\(.*?\)\n", "", text, flags=re.DOTALL), "<interpreted kernel>", "exec"), namespace)
-        namespace["math"] = _Math
-        found = _interpreted[text] = namespace["kernel"]
+        found = {name: interpreted(source)["kernel"] for name, source in (given or {}).items()}
+        exec(compile(re.sub(r"@jit\(.*?\)\n", "", text, flags=re.DOTALL), "<interpreted kernel>", "exec"), found)
+        found["math"] = _Math
+        _interpreted[text] = found
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -9,12 +10,11 @@ import sys
 import numpy as np
 import pytest
 
-import dynbatch.cpu.code
 from bench import ablation, command, growth, machine, measure, report
 from bench.measure import Configuration, Entry, Missing, WorkerFault
 from bench.models import birnn, lm, treelstm
 from bench.systems import SYSTEMS, Dynbatch, MissingPeer, Torch
-from bench.worker import Job, Minibatches, Session
+from bench.worker import PASSES, Job, Minibatches, Session
 from dynbatch.errors import FileFormatError
 
 KEYS = {
@@ -169,22 +169,27 @@ def test_steps_of_the_ablation_add_up(monkeypatch):
     entries, skipped = ablation.entries(lm)
     assert skipped == {}
     assert [entry.step for entry in entries] == [step.name for step in ablation.STEPS]
-    assert [entry.horizontal for entry in entries] == [False, False, True, True, True, True]
-    assert [entry.system for entry in entries] == [OWN[2], *[OWN[0]] * 4, OWN[1]]
+    layout = ("layout",)
+    assert [entry.without for entry in entries] == [("horizontal fusion", "layout")] * 2 + [layout] * 3 + [()] * 2
+    assert [entry.system for entry in entries] == [OWN[2], *[OWN[0]] * 5, OWN[1]]
     assert dict(entries[2].environment) == {"DYNBATCH_COMPILE": "never", "DYNBATCH_BLAS": "numpy"}
     assert dict(entries[-1].environment) == {"DYNBATCH_COMPILE": "hot", "DYNBATCH_BLAS": "mkl"}
     monkeypatch.setattr(ablation, "has_mkl", lambda: False)
     entries, skipped = ablation.entries(lm)
-    assert "MKL" in skipped["packed products"] and len(entries) == 5
+    assert "MKL" in skipped["packed products"] and len(entries) == 6
     assert dict(entries[-1].environment)["DYNBATCH_BLAS"] == "numpy"
 
 
-def test_horizontal_fusion_can_be_left_out(monkeypatch):
-    monkeypatch.setattr(dynbatch.cpu.code, "fuse_matmul", fused := dynbatch.cpu.code.fuse_matmul)
-    Session(Job("treelstm", "dynbatch", "agenda", 8, 5, "infer", TREES, SIZES, horizontal=False))
-    assert dynbatch.cpu.code.fuse_matmul is not fused
-    program = object()
-    assert dynbatch.cpu.code.fuse_matmul(program) is program
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_can_be_left_out(name, monkeypatch):
+    module, function, _ = PASSES[name]
+    before = getattr(importlib.import_module(module), function)
+    monkeypatch.setattr(f"{module}.{function}", before)  # so that it is put back
+    Session(Job("treelstm", "dynbatch", "agenda", 8, 5, "infer", TREES, SIZES, without=(name,)))
+    assert getattr(importlib.import_module(module), function) is not before
+    losses = session("dynbatch", "agenda").compare()[0]
+    monkeypatch.setattr(f"{module}.{function}", before)
+    np.testing.assert_allclose(losses, session("dynbatch", "agenda").compare()[0], rtol=1e-4)
 
 
 def test_a_tiny_ablation(tmp_path, monkeypatch, capsys):

@@ -195,7 +195,7 @@ def compare(name: str, dtype: str, widths: list[int], rows: list[int]) -> None:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels that Python interprets; what was made with them is forgotten afterwards."""
-    monkeypatch.setattr(kernels, "load_kernel", random_cells.interpreted)
+    monkeypatch.setattr(kernels, "load", random_cells.interpreted)
     known = {program: dict(program.cache) for program in ir._programs.values()}
     for program in known:
         program.cache.clear()

@@ -7,6 +7,7 @@ run. A plan that fails leaves everything as it was before it.
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from dynbatch.batching.layout import arrange
 from dynbatch.batching.off import off
 from dynbatch.batching.pending import Pending
 from dynbatch.batching.plan import Plan, Tables
+from dynbatch.batching.reuse import Key, Reusable, plans
 from dynbatch.config import config
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.memory import Arena
@@ -71,6 +73,7 @@ class Execution:
         self._full: BackwardRun | None = None
         self._joined = False
         self._warned = False
+        self._replayed: Reusable | None = None  # a plan that was used again; its graph is decoded when that is needed
 
     def release(self) -> None:
         """The graph is over: forget it, and be there for the next one."""
@@ -116,6 +119,9 @@ class Execution:
         self._take_phases(new)
         self.pending = np.concatenate((self.pending, new)) if self.pending.size else new
         self.words, self.values, self.nodes, self.floats = words, values, end, len(graph.floats)
+        if self._replayed is not None:
+            self._take_over(self._replayed)
+            self._replayed = None
         if self.values > GRAPH_WARNING and not self._warned:
             self._warned = True
             warnings.warn(
@@ -160,9 +166,17 @@ class Execution:
 
     def forward(self, targets: list[int]) -> None:
         """Compute these values and what they need, and whatever else fills the same batches."""
-        self._sync()
-        if all(self.location[t] >= 0 for t in targets):
+        seen = self.values if self._replayed is None else self._replayed.location.size
+        if all(t < seen and self.location[t] >= 0 for t in targets):
             return
+        key = None
+        if not state.keep and not seen:
+            key = Key(self.graph, state.strategy or config.autobatch, targets)
+            known = plans.find(key)
+            if known is not None:
+                self._run_again(known)
+                return
+        self._sync()
         wanted = np.array(targets, np.int64)
         try:
             joined = self._run_plan(wanted, join=True)
@@ -174,6 +188,45 @@ class Execution:
         self.executed.append(joined)
         self.waiting[joined[0]] = False
         self.pending = self.pending[self.waiting[self.pending]] if joined[0].size < self.pending.size else _NONE
+        if key is not None and not self.pending.size and plans.wants(key):
+            alive = tuple([weakref.ref(s) for s in self.graph.signatures])
+            row, location = self.row[: self.nodes].copy(), self.location[: self.values].copy()
+            plans.keep(key, Reusable(alive, *joined, self._tables, row, location))
+
+    def _run_again(self, known: Reusable) -> None:
+        """Run the plan of an equal graph; nothing of this one has been looked at."""
+        plan = Plan("forward", state.strategy or config.autobatch)
+        plan.reused = True
+        begin = plan.clock()
+        graph = self.graph
+        self.data = _extended(self.data, self.data_size, graph.data, len(graph.data))
+        self.data_size = len(graph.data)
+        self._add_signatures()
+        values = known.location.size
+        self.location = _grown(self.location, 0, values)
+        before = self._before()
+        try:
+            self._reserve(known.starts, known.signatures)
+            plan.schedule_seconds = plan.clock() - begin
+            self._run(plan, known.tables, known.row[known.order[known.starts[:-1]]])
+        except BaseException:
+            self._restore(before)
+            raise
+        finally:
+            self.arena.release_scratch()
+        self.location[:values] = known.location
+        self._replayed = known
+        plan.run_seconds = plan.clock() - begin - plan.schedule_seconds
+        self.last = plan
+
+    def _take_over(self, known: Reusable) -> None:
+        """This graph was just decoded: what a plan that was used again has computed of it, has run."""
+        nodes, values = known.row.size, known.location.size
+        self.row[:nodes] = known.row
+        self.location[:values] = known.location
+        self.waiting[:nodes] = False
+        self.pending = self.pending[nodes:]
+        self.executed.append((known.order, known.starts, known.signatures))
 
     def _run_plan(self, targets: np.ndarray, join: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Schedule and run one plan; a failure leaves everything as it was."""
@@ -190,12 +243,12 @@ class Execution:
         if strategy != "off":
             order = arrange(pending, order, starts, self.chosen)
         signatures = self.sig[order[starts[:-1]]]
-        before = (self.arena.top, [(p.rows, len(p.segments), p.kept, p.version) for p in self.pools])
+        before = self._before()
         try:
             self._place(order, starts, signatures)
-            tables = Tables(self, order, starts, signatures)
+            self._tables = Tables(self, order, starts, signatures)
             plan.schedule_seconds = plan.clock() - begin
-            self._run(plan, tables, order)
+            self._run(plan, self._tables, self.row[order[starts[:-1]]])
         except BaseException:
             self._undo(order, before)
             raise
@@ -250,6 +303,13 @@ class Execution:
 
     def _place(self, order: np.ndarray, starts: np.ndarray, signatures: np.ndarray) -> None:
         """Give every node a row and every value a location."""
+        count, base, stride = self._reserve(starts, signatures)
+        passes.place_rows(
+            order, starts, signatures, self.first, self.layout, count, base, stride, self.row, self.location
+        )
+
+    def _reserve(self, starts: np.ndarray, signatures: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Room for the rows of each signature; returns its first new row, and where each output's rows lie."""
         keep = state.keep
         sizes = np.zeros(len(self.pools), np.int64)
         np.add.at(sizes, signatures, np.diff(starts))
@@ -270,36 +330,41 @@ class Execution:
                 stride[s, o] = pools.code.width(v)
                 base[s, o] = segment.bases[v] - segment.first_row * stride[s, o]
             pools.rows += int(sizes[s])
-        passes.place_rows(
-            order, starts, signatures, self.first, self.layout, count, base, stride, self.row, self.location
-        )
+        return count, base, stride
+
+    def _before(self) -> tuple[int, list[tuple[int, int, bool, Any]]]:
+        """What `_restore` needs to take a plan back."""
+        return self.arena.top, [(p.rows, len(p.segments), p.kept, p.version) for p in self.pools]
+
+    def _restore(self, before: tuple[int, list[tuple[int, int, bool, Any]]]) -> None:
+        self.arena.reset(before[0])
+        for pools, (rows, segments, kept, version) in zip(self.pools, before[1]):
+            pools.rows, pools.kept, pools.version = rows, kept, version
+            del pools.segments[segments:]
 
     def _undo(self, order: np.ndarray, before: tuple[int, list[tuple[int, int, bool, Any]]]) -> None:
         self.row[order] = -1
         for n in order.tolist():
             first = self.first[n]
             self.location[first : first + self.layout[self.sig[n], passes.OUTS]] = -1
-        self.arena.reset(before[0])
-        for pools, (rows, segments, kept, version) in zip(self.pools, before[1]):
-            pools.rows, pools.kept, pools.version = rows, kept, version
-            del pools.segments[segments:]
+        self._restore(before)
 
-    def _run(self, plan: Plan, tables: Tables, order: np.ndarray) -> None:
-        keep = state.keep
-        clock, arena = plan.clock, self.arena
-        starts = tables.starts.tolist()
-        first_rows = self.row[order[tables.starts[:-1]]].tolist()
-        for b, s in enumerate(tables.signature_list):
+    def _run(self, plan: Plan, tables: Tables, first_rows: np.ndarray) -> None:
+        """Run the batches of a plan, whose first rows in their signatures' pools these are."""
+        keep, check = state.keep, config.check_validity
+        clock, arena, data = plan.clock, self.arena, self.data
+        tables.forms.clear()
+        for b, (s, row) in enumerate(zip(tables.signature_list, first_rows.tolist())):
             begin = clock()
             pools = self.pools[s]
-            rows = starts[b + 1] - starts[b]
+            code, rows = pools.code, tables.rows(b)
             # the NumPy tier sees every value, so that a check names the op
-            routine = pools.code.routine(keep, not config.check_validity and is_hot(pools.code.digest, rows))
-            segment = pools.find(first_rows[b], first_rows[b] + rows)
+            routine = code.routine(keep, not check and is_hot(code.digest, rows))
+            segment = pools.find(row, row + rows)
             assert segment is not None
-            at = first_rows[b] - segment.first_row
-            destination = {v: segment.bases[v] + at * pools.code.width(v) for v in pools.code.stored[keep]}
-            job = Job(arena, tables, b, pools.signature, rows, self.data, destination)
+            at = row - segment.first_row
+            destination = {v: base + at * code.width(v) for v, base in segment.bases.items()}
+            job = Job(arena, tables, b, pools.signature, rows, data, destination)
             routine.run(job)
             plan.add(routine, job, clock() - begin, pools.shapes)
             arena.release_scratch()
@@ -313,6 +378,7 @@ class Execution:
 
     def backward(self, loss: int, full: bool) -> None:
         """Add the gradients of value ``loss``, which has been computed, to those of the parameters."""
+        self._sync()
         plan = Plan("backward", state.strategy or config.autobatch)
         begin = plan.clock()
         run = BackwardRun(self, int(self.producer[loss]), full)

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class Tables:
-    """Operand locations and payload of every batch of an order; see `fill_tables`."""
+    """Operand locations and payload of every batch of an order; see `fill_tables`.
+
+    Attributes:
+        forms: what routines have made of parameters for the plan that is running, by routine and signature.
+    """
 
     def __init__(self, graph: Any, order: np.ndarray, starts: np.ndarray, signatures: np.ndarray) -> None:
-        self.layout = graph.layout
         self.starts = starts
+        self.forms: dict[Any, Any] = {}
         self.signatures = signatures
         batches = signatures.size
         self._offsets, self._metas, self._floats = (np.empty(batches + 1, np.int64) for _ in range(3))
@@ -39,6 +43,23 @@ class Tables:
         self._flags = self.meta.tolist()
         self._layout_list: list[list[int]] = graph.layout.tolist()
         self.signature_list: list[int] = signatures.tolist()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the tables take, about."""
+        lists = (self._offset_list, self._meta_list, self._float_list, self._start_list, self._flags)
+        return self.table.nbytes + self.meta.nbytes + self.floats.nbytes + 8 * sum(len(x) for x in lists)
+
+    def header(self, b: int) -> tuple[int, int, int, int, int, int]:
+        """Where batch ``b``'s arguments, integers, lists, floats, and the flags of arguments and lists start."""
+        layout = self._layout_list[self.signature_list[b]]
+        rows, start, flags = self.rows(b), self._offset_list[b], self._meta_list[b]
+        ints = start + layout[ARGS] * rows
+        return start, ints, ints + layout[INTS] * rows, self._float_list[b], flags, flags + layout[ARGS]
+
+    def elements(self, b: int, index: int) -> int:
+        """Number of elements of a list argument over all rows."""
+        return self._flags[self._meta_list[b] + self._layout_list[self.signature_list[b]][ARGS] + 2 * index]
 
     def rows(self, b: int) -> int:
         """Number of nodes in batch ``b``."""
@@ -121,6 +142,7 @@ class Plan:
         nodes: how many ran.
         rows_per_batch: list of batch sizes, in order.
         batch_reports: a `BatchReport` for each batch.
+        reused: whether order and tables are those of an equal graph that ran before.
         schedule_seconds: time spent putting nodes in order and building index tables.
         run_seconds: time spent in the batches.
     """
@@ -129,6 +151,7 @@ class Plan:
         self.direction = direction
         self.strategy = strategy
         self.batch_reports: list[BatchReport] = []
+        self.reused = False
         self.schedule_seconds = 0.0
         self.run_seconds = 0.0
         self.clock = time.perf_counter
@@ -183,10 +206,11 @@ class Plan:
                 print(f"dynbatch: {self.direction} {report}", file=sys.stderr)
 
     def __repr__(self) -> str:
+        made = "reused" if self.reused else "scheduled"
         lines = [
             f"{self.direction} plan by {self.strategy}: {self.nodes} nodes in {self.batches} batches, "
             f"{self.bytes_gathered / 1024:.0f} KiB gathered ({self.gathering_avoided:.0%} avoided), "
-            f"scheduled in {self.schedule_seconds * 1e3:.2f} ms, run in {self.run_seconds * 1e3:.2f} ms"
+            f"{made} in {self.schedule_seconds * 1e3:.2f} ms, run in {self.run_seconds * 1e3:.2f} ms"
         ]
         groups: dict[tuple[str, str, str], list[BatchReport]] = {}
         for report in self.batch_reports:

@@ -37,6 +37,11 @@ from dynbatch.cpu.special import (
 
 '''
 
+_OPTIONS = (
+    'error_model="numpy", boundscheck=False, fastmath={"contract", "reassoc", "arcp", "nsz", "afn"}, '
+    "no_cpython_wrapper=True, no_cfunc_wrapper=True"  # it is only called from compiled code
+)
+
 _FUNCTIONS = {
     "float32": {
         "tanh": "tanh32", "logistic": "logistic32", "exp": "exp32", "uniform": "uniform32", "normal": "normal32",
@@ -267,9 +272,7 @@ class _Generator:
         buffers = [i for i in sorted(self.stored) if i not in self.sinks and self._reach(i) != _SCALAR]
         lines = [_HEADER]
         lines += [f'{name} = np.{self.dtype}("{text}")\n' for text, name in self.constants.items()]
-        lines.append(
-            '\n\n@jit(error_model="numpy", boundscheck=False, fastmath={"contract", "reassoc", "arcp", "nsz", "afn"})\n'
-        )
+        lines.append(f"\n\n@jit({_OPTIONS})\n")
         lines.append(f"def kernel({', '.join(names)}):\n")
         lines += [f"    b{i} = np.empty({self._span(self._reach(i))}, np.{self.dtype})\n" for i in buffers]
         lines.append("    for r in range(lo, hi):\n")

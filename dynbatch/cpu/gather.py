@@ -1,4 +1,4 @@
-"""Compiled gathers and the pulled sums of gradients, over one flat array addressed by offsets."""
+"""Compiled gathers, copies and the pulled sums of gradients, over one flat array addressed by offsets."""
 
 from __future__ import annotations
 
@@ -26,17 +26,38 @@ def gather_from(data, offsets, width, mem, start):
 
 
 @jit(boundscheck=False)
-def sum_edges(mem, values, ptr, edges, edge_location, width, start):
-    """For each value, the sum of the gradients that its consumers wrote to their edges; returns where the rows are.
+def lookup_rows(table, indices, width, mem, start, stride):
+    """Copy rows of a flat table of rows of ``width`` to rows ``start``, ``start + stride``, ..."""
+    for r in range(indices.size):
+        source = table[indices[r] * width : (indices[r] + 1) * width]
+        target = mem[start + r * stride : start + r * stride + width]
+        for j in range(width):
+            target[j] = source[j]
 
-    Where each has one edge and those follow each other, nothing is copied and the location of the first is returned;
-    else the sums are written from ``start`` on. A negative edge location means that no gradient comes from there.
+
+@jit(boundscheck=False)
+def copy_rows(mem, source, source_stride, rows, width, start, stride):
+    """Copy ``width`` elements of each row, rows being at equal distances on both sides."""
+    for r in range(rows):
+        row = mem[source + r * source_stride : source + r * source_stride + width]
+        target = mem[start + r * stride : start + r * stride + width]
+        for j in range(width):
+            target[j] = row[j]
+
+
+@jit(boundscheck=False)
+def sum_edges(mem, first, output, ptr, edges, edge_location, width, start):
+    """For each value ``first[r] + output``, the sum of the gradients that its consumers wrote to their edges.
+
+    Returns where the rows are: where each has one edge and those follow each other, nothing is copied and the location
+    of the first is returned; else the sums are written from ``start`` on. A negative edge location means that no
+    gradient comes from there.
     """
-    rows = values.size
+    rows = first.size
     single = True
     previous = 0
     for r in range(rows):
-        v = values[r]
+        v = first[r] + output
         if ptr[v + 1] - ptr[v] != 1:
             single = False
             break
@@ -46,11 +67,11 @@ def sum_edges(mem, values, ptr, edges, edge_location, width, start):
             break
         previous = here
     if single and start < 0:
-        return edge_location[edges[ptr[values[0]]]]
+        return edge_location[edges[ptr[first[0] + output]]]
     if start < 0:
         return -1
     for r in range(rows):
-        v = values[r]
+        v = first[r] + output
         target = mem[start + r * width : start + (r + 1) * width]
         filled = False
         for e in range(ptr[v], ptr[v + 1]):

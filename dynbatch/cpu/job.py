@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +50,20 @@ class Job:
         self.data = data
         self.destination = destination
         self.gathered = self.viewed = 0
+
+    def operand(self, index: int, storage: tuple[int, ...]) -> np.ndarray:
+        """Rows of an argument as an array; a single one where the whole batch has the same."""
+        width = math.prod(storage)
+        where, run = self.tables.arg_column(self.b, index)
+        one = self.tables.is_one(self.b, index)
+        if one or (run and where.size):
+            start = int(where[0])
+            self.viewed += where.size * width
+        else:
+            start = self.arena.scratch(where.size * width)
+            gather(self.arena.mem, where, width, start, width)
+            self.gathered += where.size * width
+        return self.arena.view(start, (1 if one else where.size, *storage))
 
     def kept(self, v: int) -> int:
         """Location of forward value ``v`` of these rows, which follow each other (gradients only)."""
@@ -105,11 +120,10 @@ class BackwardJob(Job):
     def pull(self, v: int, output: int, width: int) -> int:
         """The sum of what the output's consumers left on their edges; one edge each, in a run, is not copied."""
         e, mem = self.edges, self.arena.mem
-        values = self.first + output if output else self.first
         start = self.destination.get(v, -1)
         if start < 0:
-            start = sum_edges(mem, values, e.ptr, e.edges, e.location, width, -1)
+            start = sum_edges(mem, self.first, output, e.ptr, e.edges, e.location, width, -1)
             if start >= 0:
                 return start
             start = self.arena.scratch(self.rows * width)
-        return sum_edges(mem, values, e.ptr, e.edges, e.location, width, start)
+        return sum_edges(mem, self.first, output, e.ptr, e.edges, e.location, width, start)

@@ -21,72 +21,81 @@ from dynbatch.cpu.cache import cache_directory
 _SPECIAL = Path(__file__).with_name("special.py").read_text()
 """Inlined into the kernels, and so part of each one's hash."""
 
-_loaded: dict[str, Callable[..., Any]] = {}
+_loaded: dict[str, dict[str, Any]] = {}
 _warned = False
 
 
-def load_kernel(text: str) -> Callable[..., Any]:
-    """The function ``kernel`` of this source, from the cache if it has been compiled before."""
-    digest = _digest(text)
-    found = _loaded.get(digest)
+def load(text: str, given: dict[str, str] | None = None) -> dict[str, Any]:
+    """The names that this source defines; its functions come from the cache if they have been compiled before.
+
+    Arguments:
+        text: the source; the `digest` of each kernel in ``given`` is part of it.
+        given: by name, the sources of kernels that it calls.
+    """
+    name = digest(text)
+    found = _loaded.get(name)
     if found is None:
-        found = _loaded[digest] = _load(digest, text)
+        found = _loaded[name] = _load(name, text, given or {})
     return found
 
 
-def call_first(text: str, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """Call the kernel of this source for the first time, and return what to call from then on.
+def first_call(namespace: dict[str, Any], name: str, text: str, given: dict[str, str]) -> Callable[..., None]:
+    """Stands for function ``name`` of this source in a namespace until it was called once.
 
     numba reads and writes its own files at the first call, so that a fault of those shows here.
     """
-    kernel = load_kernel(text)
-    try:
-        kernel(*args)
-    except Exception as error:
-        kernel = _loaded[_digest(text)] = _in_memory(_digest(text), text, error)
-        kernel(*args)
-    return kernel
+
+    def call(*args: Any) -> None:
+        try:
+            load(text, given)[name](*args)
+        except Exception as error:
+            _loaded[digest(text)] = _in_memory(digest(text), text, given, error)
+            load(text)[name](*args)
+        namespace[name] = load(text)[name]
+
+    return call
 
 
 def is_compiled(text: str) -> bool:
-    """Whether the kernel of this source can be loaded without compiling."""
-    digest = _digest(text)
-    if digest in _loaded:
-        return True
-    return any((cache_directory() / "kernels" / "__pycache__").glob(f"dynbatch_kernel_{digest}.kernel-*.nbi"))
+    """Whether a function of this source can be loaded without compiling."""
+    name = digest(text)
+    return name in _loaded or any((cache_directory() / "kernels" / "__pycache__").glob(f"dynbatch_kernel_{name}.*.nbi"))
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """What a source is called in the cache."""
     return hashlib.sha256((_SPECIAL + text).encode()).hexdigest()[:24]
 
 
-def _load(digest: str, text: str) -> Callable[..., Any]:
-    name = f"dynbatch_kernel_{digest}"
+def _load(name: str, text: str, given: dict[str, str]) -> dict[str, Any]:
+    module_name = f"dynbatch_kernel_{name}"
     try:
-        path = _written(digest, text)
-        spec = importlib.util.spec_from_file_location(name, path)
+        path = _written(name, text)
+        spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # numba's cache finds the kernel's globals by the module's name
+        sys.modules[module_name] = module  # numba's cache finds the function's globals by the module's name
+        module.__dict__.update({k: load(source)["kernel"] for k, source in given.items()})
         spec.loader.exec_module(module)
-        return module.kernel
-    except Exception as error:  # any fault of the cache: the kernel does not need it
-        return _in_memory(digest, text, error)
+        return module.__dict__
+    except Exception as error:  # any fault of the cache: the functions do not need it
+        return _in_memory(name, text, given, error)
 
 
-def _in_memory(digest: str, text: str, error: Exception) -> Callable[..., Any]:
-    """The kernel without a cache, and a warning that says what is wrong with that."""
+def _in_memory(name: str, text: str, given: dict[str, str], error: Exception) -> dict[str, Any]:
+    """The functions without a cache, and a warning that says what is wrong with that."""
     _warn(error)
-    namespace: dict[str, Any] = {"__name__": f"dynbatch_kernel_{digest}"}
+    namespace: dict[str, Any] = {"__name__": f"dynbatch_kernel_{name}"}
+    namespace |= {k: _in_memory(digest(source), source, {}, error)["kernel"] for k, source in given.items()}
     text = text.replace("from dynbatch.cpu.jit import jit", "from numba import njit as jit")  # no cache
-    exec(compile(text, f"<kernel {digest}>", "exec"), namespace)
-    return namespace["kernel"]
+    exec(compile(text, f"<kernel {name}>", "exec"), namespace)
+    return namespace
 
 
-def _written(digest: str, text: str) -> Path:
+def _written(name: str, text: str) -> Path:
     """The source file, written unless it is there as it should be."""
     folder = cache_directory() / "kernels"
-    path = folder / f"dynbatch_kernel_{digest}.py"
+    path = folder / f"dynbatch_kernel_{name}.py"
     try:
         if path.read_text() == text:
             return path

@@ -17,9 +17,14 @@ import time
 from typing import Any
 
 import numpy as np
+import threadpoolctl
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from dynbatch.config import config
 from dynbatch.cpu.cache import cache_directory
+from dynbatch.cpu.jit import jit
 from dynbatch.errors import ConfigurationError
 
 _ROW_MAJOR, _NO_TRANS, _TRANS, _PACKED, _B_MATRIX = 101, 111, 112, 151, 162  # from MKL's C interface
@@ -216,3 +221,44 @@ def packed(matrix: np.ndarray) -> Any:
     """The right factor in the form that `multiply` takes: packed for MKL, as it is for NumPy."""
     library = mkl()
     return library.pack(matrix) if library is not None and matrix.dtype == np.float32 else matrix
+
+
+@intrinsic
+def _gemm(typing, address, trans, m, n, k, mem, a, lda, b, ldb, c, ldc):
+    """Call the BLAS function at an address: row-major ``c = a @ op(b)``, operands by address."""
+    signature = types.void(*[types.int64] * 5, mem, *[types.int64] * 6)
+
+    def generate(context, builder, signature, args):
+        address, trans, m, n, k, _, a, lda, b, ldb, c, ldc = args
+        i32, i64, pointer = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
+        real = ir.FloatType() if mem.dtype == types.float32 else ir.DoubleType()
+        arguments = [i32, i32, i32, i64, i64, i64, real, pointer, i64, pointer, i64, real, pointer, i64]
+        function = builder.inttoptr(address, ir.FunctionType(ir.VoidType(), arguments).as_pointer())
+        a, b, c = (builder.inttoptr(x, pointer) for x in (a, b, c))
+        trans = builder.trunc(trans, i32)
+        builder.call(
+            function,
+            [i32(_ROW_MAJOR), i32(_NO_TRANS), trans, m, n, k, real(1.0), a, lda, b, ldb, real(0.0), c, ldc],
+        )
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@jit(boundscheck=False)
+def multiply(gemm, mem, x, x_stride, rows, matrix, inner, width, transposed, out, out_stride):
+    """Rows ``x`` times a matrix, which lies as (inner, width), or as (width, inner) where it is transposed."""
+    item = mem.itemsize
+    base = mem.ctypes.data
+    if rows and width:
+        _gemm(
+            gemm, _TRANS if transposed else _NO_TRANS, rows, width, inner, mem,
+            base + x * item, x_stride, matrix.ctypes.data, inner if transposed else width, base + out * item, out_stride,
+        )  # fmt: skip
+
+
+def gemm_address(dtype: str) -> int:
+    info = next(i for i in threadpoolctl.threadpool_info() if i["internal_api"] == "openblas")
+    library = ctypes.CDLL(info["filepath"])
+    name = "scipy_cblas_sgemm64_" if dtype == "float32" else "scipy_cblas_dgemm64_"
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value

@@ -14,8 +14,8 @@ import pytest
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, SHARED, Builder, Program
+from dynbatch.cpu import kernels
 from dynbatch.cpu.codegen import generate
-from dynbatch.cpu.kernels import load_kernel
 from dynbatch.ops import elementwise as ew
 from dynbatch.ops import indexing, normalization, random, reduction, segment, shape, softmax
 from dynbatch.types import type_of
@@ -165,6 +165,21 @@ def references(program: Program, known: Known) -> list[np.ndarray]:
     return arrays
 
 
+def call(text: str, *args: Any) -> None:
+    """Call a kernel, as compiled steps do."""
+    step = f"""
+from dynbatch.cpu.jit import jit
+
+# kernel0 is {kernels.digest(text)}
+
+
+@jit(error_model="numpy")
+def step(*args):
+    kernel0(*args)
+"""
+    kernels.load(step, {"kernel0": text})["step"](*args)
+
+
 def run_kernels(program: Program, known: Known, dtype: str, scattered: bool) -> tuple[list[Any], int]:
     """Every value of a Program, those of regions by kernels; and how many instructions were not in a region.
 
@@ -217,7 +232,7 @@ def run_kernels(program: Program, known: Known, dtype: str, scattered: bool) -> 
         for v in source.outputs:
             numbers += [location[v], stride[v]]
         count = arrays[source.outputs[0]].shape[0] if source.domain == item.domain else known["ptr", 1].size - 1
-        load_kernel(source.text)(mem, 0, count, *source.sizes, *numbers, *operands)
+        call(source.text, mem, 0, count, *source.sizes, *numbers, *operands)
         for v in source.outputs:
             shaped = arrays[v].shape
             size = int(np.prod(shaped[1:]))
