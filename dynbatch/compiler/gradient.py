@@ -1,15 +1,15 @@
 """Symbolic gradient: from a forward Program to the Program that computes its vector-Jacobian product.
 
 The gradient Program reads the gradients of the outputs (``dout``), the call's own inputs, and values that the
-forward pass kept (``fwd``). What is free to recompute (views), what lives per list element, and, on request,
-everything else is recomputed instead of kept.
+forward pass kept (``fwd``), outputs among them. Everything else is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dynbatch.compiler.ir import ROW, SHARED, Builder, Program, Value
+from dynbatch.compiler.keep import is_keepable
 from dynbatch.ops.elementwise import add
 from dynbatch.ops.linear import matmul, matmul_rows
 from dynbatch.ops.reduction import sum_rows
@@ -22,7 +22,7 @@ def gradient(
     args: tuple[bool, ...],
     slots: tuple[bool, ...],
     lists: tuple[bool, ...],
-    recompute: bool = False,
+    kept: Collection[int],
     outputs: bool = False,
 ) -> Program:
     """The Program of the gradients that are wanted.
@@ -32,14 +32,14 @@ def gradient(
         args: which arguments' gradients are wanted.
         slots: which parameters'.
         lists: which list arguments'.
-        recompute: read no kept values; compute them again.
+        kept: values that can be read, beside the outputs and what depends on parameters alone.
         outputs: also the gradients of the outputs, with what reaches them by way of other outputs.
 
     Returns:
         A Program whose results have the roles ``arg``, ``list``, ``slot``, ``table`` and ``output``.
     """
     wanted = {"arg": args, "list": lists, "slot": slots, "table": slots}
-    b = _GradientBuilder(program, recompute)
+    b = _GradientBuilder(program, frozenset(kept).union(program.outputs))
     active = [False] * len(program.values)
     for i, value in enumerate(program.values):
         if value.op is not None:
@@ -79,24 +79,33 @@ def gradient(
     return b.finish(results=tuple(results[::-1]), name=program.name + " gradient")
 
 
+def read_by_gradient(program: Program) -> frozenset[int]:
+    """The values of a forward Program that its gradient reads, if all that can be kept is."""
+    args, lists, _, _, slots = program.layout
+    keepable = [v for v in range(len(program.values)) if is_keepable(program, v)]
+    found = gradient(program, (True,) * args, (True,) * slots, (True,) * lists, keepable)
+    inputs = {(x.kind, x.index): v for v, x in enumerate(program.values) if x.op is None}
+    known = {(x.kind, x.index) for x in found.values}
+    return frozenset(
+        [index for kind, index in known if kind == "fwd"] + [inputs[key] for key in known if key in inputs]
+    )
+
+
 class _GradientBuilder(Builder):
     """A Builder that can refer to values of the forward Program."""
 
-    def __init__(self, program: Program, recompute: bool) -> None:
+    def __init__(self, program: Program, known: frozenset[int]) -> None:
         super().__init__()
         self.program = program
-        self.recompute = recompute
+        self.known = known
 
     def forward(self, v: int) -> int:
-        """Forward value ``v``: an input again, a kept value, or the instruction once more."""
+        """Forward value ``v``: an input again, a known value, or the instruction once more."""
         value = self.program.values[v]
         if value.op is None:
             return self.input(value.kind, value.index, value.type, value.domain)
-        if value.domain == SHARED:
-            return self.input("fwd", v, value.type, SHARED)
-        free = value.op.view or value.op is concatenate or value.domain > ROW or value.op.expands
-        if v in self.program.outputs or not (free or self.recompute):
-            return self.input("fwd", v, value.type, ROW)
+        if value.domain == SHARED or v in self.known:
+            return self.input("fwd", v, value.type, value.domain)
         return self.emit(value.op, *(self.forward(a) for a in value.args), **dict(value.attrs))
 
     def to_domain(self, grad: int, target: Value) -> int:

@@ -1,7 +1,8 @@
 """Lowering: what a kernel computes for an instruction, in the building blocks that generated kernels know.
 
 A `Body` is the inside of one kernel: the instructions of a region, with composite ops (a softmax, say) taken apart by
-their own `lower`. It knows one instance's values only, no batch; what a row needs from outside is an input.
+their own `lower`. It knows one row's values only, and those of the row's list elements; what comes from outside is an
+input.
 """
 
 from __future__ import annotations
@@ -58,9 +59,13 @@ class Body(Builder):
             if value.op is constant:
                 self.inner[a] = self.emit(constant, **dict(value.attrs))
             else:
-                self.inner[a] = self.input("outer", a, value.type, ROW)
+                self.inner[a] = self.input("outer", a, value.type, max(value.domain, ROW))
                 self.outer[self.inner[a]] = a
         return self.inner[a]
+
+    def is_boundaries(self, v: int) -> bool:
+        """Whether value ``v`` here is where each row's list elements begin and end."""
+        return v in self.outer and self.program.values[self.outer[v]].kind == "ptr"
 
     def extents(self, v: int) -> Extents:
         """Those of value ``v`` here; a value of more than two dimensions is one column. Integers are scalars."""
@@ -92,11 +97,13 @@ def join(*extents: Extents) -> Extents | None:
 def kernel_extents(program: Program, v: int) -> Extents | None:
     """The extents of the loops that compute instruction ``v`` from its operands; None if no kernel can."""
     value = program.values[v]
-    if value.op is None or value.domain == SHARED:
+    if value.op is None or value.domain == SHARED or value.type is None:  # memory holds no integers
         return None
     for a in value.args:
         operand = program.values[a]
-        if operand.kind in ("ptr", "table") or operand.domain not in (SHARED, value.domain):
+        crosses = value.op.reduces == "segments" or value.op.expands  # between rows and list elements
+        near = operand.domain in (SHARED, value.domain) and operand.kind != "ptr"
+        if operand.kind == "table" or not (near or crosses):
             return None
     try:
         body = lower(program, [v])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dynbatch.compiler.fuse_matmul import fuse_matmul
-from dynbatch.compiler.gradient import gradient
-from dynbatch.compiler.ir import ROW, SHARED, Program
+from dynbatch.compiler.gradient import gradient, read_by_gradient
+from dynbatch.compiler.ir import SHARED, Program
+from dynbatch.compiler.keep import choose_kept
 from dynbatch.config import config
 from dynbatch.cpu.emit import CompiledRoutine
 from dynbatch.cpu.routine import Routine, is_vector_concatenation, late_values
@@ -27,12 +28,7 @@ class ForwardCode:
     def __init__(self, source: Program) -> None:
         self.program = program = fuse_matmul(source)
         self.outputs = program.outputs
-        everything = self.gradient_program(
-            (True,) * program.layout[0], (True,) * program.layout[4], (True,) * program.layout[1], False
-        )
-        self.kept = tuple(
-            sorted({v.index for v in everything.values if v.kind == "fwd" and v.domain == ROW} - set(self.outputs))
-        )
+        self.kept = tuple(sorted(choose_kept(program, read_by_gradient(program))))
         stored = tuple(dict.fromkeys(self.outputs))
         self.stored = {False: stored, True: stored + self.kept}
         self.checks = _checks_in_debug(program)
@@ -65,8 +61,8 @@ class ForwardCode:
         recompute: bool,
         outputs: bool = False,
     ) -> Program:
-        """See `dynbatch.compiler.gradient.gradient`."""
-        return gradient(self.program, args, slots, lists, recompute, outputs)
+        """See `dynbatch.compiler.gradient.gradient`; ``recompute`` reads nothing that was kept."""
+        return gradient(self.program, args, slots, lists, () if recompute else self.kept, outputs)
 
     def gradient(
         self,

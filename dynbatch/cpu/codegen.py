@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dynbatch.compiler.fuse_elementwise import Region
-from dynbatch.compiler.ir import SHARED, Program
+from dynbatch.compiler.ir import ROW, SHARED, Program
 from dynbatch.compiler.lower import lower
 from dynbatch.ops.elementwise import broadcast_to, constant, to_float
 from dynbatch.ops.indexing import element
 from dynbatch.ops.primitive import Elementwise, Indexed
 from dynbatch.ops.reduction import Reduction, first_maximum
+from dynbatch.ops.segment import SegmentReduction, expand, segment_length
 from dynbatch.ops.shape import pick_range, reshape
 
 _MOST_READ = 3  # arrays that a loop reads which writes one
@@ -31,7 +32,7 @@ import math
 import numpy as np
 from dynbatch.cpu.jit import jit
 from dynbatch.cpu.special import (
-    exp32, greatest, logistic32, logistic64, normal32, normal64, tanh32, uniform32, uniform64,
+    exp32, greatest, inverse_root, logistic32, logistic64, normal32, normal64, quotient, tanh32, uniform32, uniform64,
 )
 
 '''
@@ -56,8 +57,8 @@ class Operand(NamedTuple):
     """Something from outside that a kernel reads: a value, and the column where the part that is used starts.
 
     ``kind`` is ``index`` (rows scattered over the arena), ``affine`` (rows at equal distances), ``column`` (a number
-    a row in an array of its own), ``integer`` (the same of integers) or ``shared`` (one array for all rows). A
-    ``scalar`` is read as one number a row.
+    a row in an array of its own), ``integer`` (the same of integers), ``boundaries`` (where each row's list elements
+    begin and end) or ``shared`` (one array for all rows). A ``scalar`` is read as one number a row.
     """
 
     value: int
@@ -67,12 +68,17 @@ class Operand(NamedTuple):
 
 
 class KernelSource(NamedTuple):
-    """A kernel: its text, what it reads and what it writes (value ids), and the sizes that it takes."""
+    """A kernel: its text, what it reads and what it writes (value ids), the sizes that it takes, and what it counts.
+
+    That is the domain whose rows are numbered from ``lo`` to ``hi``: a kernel that reads values of rows and of their
+    list elements goes over the rows, and over each one's elements itself.
+    """
 
     text: str
     operands: tuple[Operand, ...]
     outputs: tuple[int, ...]
     sizes: tuple[int, ...]
+    domain: int
 
     @property
     def numbers(self) -> int:
@@ -111,6 +117,36 @@ def resolve(program: Program, v: int) -> tuple[int, int]:
         v = value.args[0]
 
 
+class _Read(NamedTuple):
+    """How a kernel finds an operand; ``inside`` of the loop over a row's list elements, or once a row."""
+
+    place: int
+    operand: Operand
+    span: str
+    inside: bool
+    numbers: int
+
+    @property
+    def name(self) -> str:
+        return f"{'x' if self.operand.kind == 'boundaries' else 'a'}{self.place}"
+
+    @property
+    def lines(self) -> list[str]:
+        k, row, kind = self.place, "e" if self.inside else "r", self.operand.kind
+        if kind == "boundaries":
+            return []
+        if kind in ("column", "integer"):
+            return [f"a{k} = x{k}[{row}]"]
+        if kind == "shared":
+            return [f"a{k} = x{k}[0]" if self.operand.scalar else f"a{k} = x{k}[0 : {self.span}]"]
+        at = f"x{k}[{row}] + p{self.numbers}"
+        if kind == "affine":
+            at = f"p{self.numbers} + {row} * p{self.numbers + 1}"
+        if self.operand.scalar:
+            return [f"a{k} = mem[{at}]"]
+        return [f"at = {at}", f"a{k} = mem[at : at + {self.span}]"]
+
+
 def generate(program: Program, region: Region, dtype: str) -> KernelSource:
     """The kernel of a region."""
     return _Generator(program, region, dtype).source()
@@ -141,7 +177,10 @@ class _Generator:
         self.sinks: dict[int, list[int]] = {}
         for k, v in enumerate(self.outputs):
             self.sinks.setdefault(self.alias[self.body.inner[v]], []).append(k)
-        self.operands: list[tuple[Operand, str]] = []  # each with the text of its length
+        self.domain = region.domain
+        self.grouped = any(self.body.is_boundaries(i) for i in self.body.outer)
+        self.reads: list[_Read] = []
+        self.numbers = 0
         self.constants: dict[str, str] = {}
         self.stored = self._choose_stored()
 
@@ -150,12 +189,12 @@ class _Generator:
         return (width * columns > 1, False) if self.flat else (width > 1, columns > 1)
 
     def _find_aliases(self) -> list[int]:
-        """Reshapes, and what neither stretches nor reduces."""
+        """Reshapes, what neither stretches nor reduces, and values of a row that its list elements read."""
         found: list[int] = []
         for i, value in enumerate(self.values):
             same = bool(value.args) and self._reach(i) == self._reach(value.args[0])
             idle = same and (value.op is broadcast_to or isinstance(value.op, Reduction))
-            found.append(found[value.args[0]] if idle or value.op is reshape else i)
+            found.append(found[value.args[0]] if idle or value.op in (reshape, expand) else i)
         return found
 
     # ---- what gets a loop of its own --------------------------------------------------------------------------------
@@ -167,12 +206,18 @@ class _Generator:
         for i, value in enumerate(self.values):
             if value.op is reshape and self._reach(i) != self._reach(value.args[0]):
                 whole.add(self.alias[i])
-            if value.op is element:
+            if value.op in (element, expand):
                 whole.add(self.alias[value.args[0]])
             if self.alias[i] == i:
                 for a in {self.alias[a] for a in value.args}:
                     uses[a] = uses.get(a, 0) + 1
-        computed = [i for i, x in enumerate(self.values) if x.op not in (None, constant) and self.alias[i] == i]
+        # what belongs to a list element is computed where a row's reduction reads it
+        loose = {i for i in range(len(self.values)) if self.is_inside(i) and self.domain == ROW}
+        computed = [
+            i
+            for i, x in enumerate(self.values)
+            if x.op not in (None, constant) and self.alias[i] == i and i not in loose
+        ]
         widest = _COLUMN if self.flat else _FULL
         chosen = {
             i
@@ -180,11 +225,11 @@ class _Generator:
             if i in self.sinks
             or i in whole
             or self._reach(i) != widest
-            or isinstance(self.values[i].op, Reduction)
+            or isinstance(self.values[i].op, (Reduction, SegmentReduction))
             or (uses.get(i, 0) > 1 and self.values[i].op is not broadcast_to)
         }
         for i in computed:
-            if i in chosen and self._reach(i) != _SCALAR:
+            if i in chosen and self._reach(i) != _SCALAR and not isinstance(self.values[i].op, SegmentReduction):
                 self._cut(i, chosen)
         return chosen
 
@@ -221,30 +266,19 @@ class _Generator:
 
     def source(self) -> KernelSource:
         loops = [line for i in sorted(self.stored | set(self.sinks)) for line in self._loops(i)]
-        arguments = [f"x{k}" for k, (o, _) in enumerate(self.operands) if o.kind != "affine"]
-        hoisted, place = [], 0
-        for k, (operand, span) in enumerate(self.operands):
-            at = ""
-            if operand.kind == "affine":
-                at = f"p{place} + r * p{place + 1}"
-                place += 2
-            elif operand.kind == "index":
-                at = f"x{k}[r] + p{place}"
-                place += 1
-            if operand.kind in ("column", "integer"):
-                hoisted.append(f"a{k} = x{k}[r]")
-            elif operand.kind == "shared":
-                hoisted.append(f"a{k} = x{k}[0]" if operand.scalar else f"a{k} = x{k}[0 : {span}]")
-            elif operand.scalar:
-                hoisted.append(f"a{k} = mem[{at}]")
-            else:
-                hoisted += [f"at = {at}", f"a{k} = mem[at : at + {span}]"]
+        by_element = self.grouped and self.domain > ROW
+        each = [self.elements()] if by_element else []
+        place, row = self.numbers, "e" if by_element else "r"
+        targets = []
         for k, v in enumerate(self.outputs):
             reach = self._reach(self.alias[self.body.inner[v]])
-            hoisted.append(f"o{k} = p{place} + r * p{place + 1}")
+            targets.append(f"o{k} = p{place} + {row} * p{place + 1}")
             if reach != _SCALAR:
-                hoisted.append(f"t{k} = mem[o{k} : o{k} + {self._span(reach)}]")
+                targets.append(f"t{k} = mem[o{k} : o{k} + {self._span(reach)}]")
             place += 2
+        hoisted = [line for read in self.reads if not read.inside for line in read.lines]
+        inside = [line for read in self.reads if read.inside and by_element for line in read.lines]
+        arguments = [f"x{read.place}" for read in self.reads if read.operand.kind != "affine"]
         names = ["mem", "lo", "hi", *("w", "n")[: len(self.sizes)], *(f"p{i}" for i in range(place)), *arguments]
         buffers = [i for i in sorted(self.stored) if i not in self.sinks and self._reach(i) != _SCALAR]
         lines = [_HEADER]
@@ -253,9 +287,12 @@ class _Generator:
         lines.append(f"def kernel({', '.join(names)}):\n")
         lines += [f"    b{i} = np.empty({self._span(self._reach(i))}, np.{self.dtype})\n" for i in buffers]
         lines.append("    for r in range(lo, hi):\n")
-        lines += [f"        {line}\n" for line in hoisted]
-        lines += [f"        {line}\n" for line in loops]
-        return KernelSource("".join(lines), tuple(o for o, _ in self.operands), self.outputs, self.sizes)
+        lines += [f"        {line}\n" for line in (*hoisted, *each)]
+        indent = " " * (12 if by_element else 8)
+        lines += [f"{indent}{line}\n" for line in (*inside, *targets, *loops)]
+        domain = ROW if self.grouped else self.domain
+        operands = tuple(read.operand for read in self.reads)
+        return KernelSource("".join(lines), operands, self.outputs, self.sizes, domain)
 
     def _span(self, reach: Reach) -> str:
         """Text of the number of elements of a value."""
@@ -268,6 +305,8 @@ class _Generator:
             lines = []  # an input, or a constant
         elif isinstance(op, Reduction):
             lines = self._reduce(i, op)
+        elif isinstance(op, SegmentReduction):
+            lines = self._length(i) if op is segment_length else self._reduce_segments(i, op)
         elif op is first_maximum:
             lines = self._first_maximum(i)
         else:
@@ -303,6 +342,21 @@ class _Generator:
         start = ["for j in range(w):", f"    {target} = {initial}"]
         return [*start, *inner.nest(step), *(["for j in range(w):", f"    {finish[0]}"] if finish else [])]
 
+    def _reduce_segments(self, i: int, op: SegmentReduction) -> list[str]:
+        source = self.values[i].args[0]
+        initial = self.constant(repr(float(op.initial)))
+        reach = self._reach(i)
+        loop = _Loop(self, reach)
+        term, target = loop.term(source), loop.at(self.name(i), reach)
+        step = loop.nest([*loop.lines, f"{target} = {self.formula(op.formula, {'x': target, 'y': term})}"])
+        start = _Loop(self, reach)
+        first = start.nest([f"{start.at(self.name(i), reach)} = {initial}"])
+        return [*first, self.elements(), *(f"    {line}" for line in (*loop.inside, *step))]
+
+    def _length(self, i: int) -> list[str]:
+        x = self.operand(self.values[i].args[0]).name
+        return [f"{self.name(i)} = np.{self.dtype}({x}[r + 1] - {x}[r])"]
+
     def _first_maximum(self, i: int) -> list[str]:
         x, top = self.values[i].args
         loop = _Loop(self, self._reach(x))
@@ -320,14 +374,16 @@ class _Generator:
             return f"s{i}"
         return f"t{self.sinks[i][0]}" if i in self.sinks else f"b{i}"
 
-    def operand(self, i: int) -> str:
-        """Name of what an input is read from: a number, or an array."""
+    def operand(self, i: int) -> _Read:
+        """How an input is read."""
         v = self.body.outer[i]
         value = self.program.values[v]
         scalar = self._reach(i) == _SCALAR
         source, column = resolve(self.program, v)
         kind = self.program.values[source].kind
-        if value.type is None:
+        if value.kind == "ptr":
+            operand = Operand(v, 0, "boundaries", False)
+        elif value.type is None:
             operand = Operand(v, 0, "integer", True)
         elif value.domain == SHARED:
             operand = Operand(v, 0, "shared", scalar)
@@ -337,10 +393,23 @@ class _Generator:
             operand = Operand(source, 0, "column", True)
         else:
             operand = Operand(source, column, "affine", scalar)
-        read = operand, self._span(self._reach(i))
-        if read not in self.operands:
-            self.operands.append(read)
-        return f"a{self.operands.index(read)}"
+        span = self._span(self._reach(i))
+        for read in self.reads:
+            if (read.operand, read.span) == (operand, span):
+                return read
+        read = _Read(len(self.reads), operand, span, self.is_inside(i), self.numbers)
+        self.numbers += {"affine": 2, "index": 1}.get(operand.kind, 0)
+        self.reads.append(read)
+        return read
+
+    def is_inside(self, i: int) -> bool:
+        """Whether value ``i`` belongs to a list element, in a kernel that goes over the elements of rows."""
+        return self.grouped and self.values[i].domain > ROW
+
+    def elements(self) -> str:
+        """The loop over a row's list elements."""
+        x = self.operand(next(i for i in self.body.outer if self.body.is_boundaries(i))).name
+        return f"for e in range({x}[r], {x}[r + 1]):"
 
     def constant(self, text: str) -> str:
         """Name of a number of the kernel's dtype."""
@@ -357,6 +426,7 @@ class _Loop:
 
     Attributes:
         hoisted: what is done once a column, in loops over columns.
+        inside: what finds the operands that belong to a list element.
         lines: statements of the innermost loop.
     """
 
@@ -364,13 +434,14 @@ class _Loop:
         self.generator = generator
         self.reach = reach
         self.hoisted: list[str] = []
+        self.inside: list[str] = []
         self.lines: list[str] = []
         self._done: dict[int, str] = {}
 
     def assign(self, target: str, i: int, compute: bool = False) -> list[str]:
         """Set the target to value ``i``: read it, or compute it."""
         result = self._compute(i) if compute else self.term(i)
-        return self.nest([*self.lines, f"{self._at(target, self.reach)} = {result}"])
+        return self.nest([*self.lines, f"{self.at(target, self.reach)} = {result}"])
 
     def nest(self, body: Sequence[str], after: Sequence[str] = ()) -> list[str]:
         """The loop around statements; ``after`` is done once a column."""
@@ -393,11 +464,14 @@ class _Loop:
         at = g.alias[i]
         value = g.values[at]
         if value.op is None:
-            return self._at(g.operand(at), g._reach(i))
+            read = g.operand(at)
+            if read.inside and not set(read.lines) <= set(self.inside):
+                self.inside += read.lines
+            return self.at(read.name, g._reach(i))
         if value.op is constant:
             return g.constant(repr(float(dict(value.attrs)["value"])))
         if at in g.stored:
-            return self._at(g.name(at), g._reach(i))
+            return self.at(g.name(at), g._reach(i))
         if at == i:
             text = self._compute(i)
             if value.op is broadcast_to:
@@ -406,7 +480,7 @@ class _Loop:
             return f"v{i}"
         return self.term(at)
 
-    def _at(self, name: str, reach: Reach) -> str:
+    def at(self, name: str, reach: Reach) -> str:
         """The element of an array that a pass through the loop is about."""
         if reach == _SCALAR:
             return name
@@ -442,7 +516,7 @@ class _Loop:
         g = self.generator
         at = g.alias[x]
         if g.values[at].op is None or at in g.stored:
-            name = g.operand(at) if g.values[at].op is None else g.name(at)
+            name = g.operand(at).name if g.values[at].op is None else g.name(at)
             return name if g._reach(at) == _SCALAR else f"{name}[{index}]"
         return self.term(x)  # a constant
 

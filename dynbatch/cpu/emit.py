@@ -384,6 +384,11 @@ class _Emitter:
         before = "".join(f" + rows + 1 + meta[list_flags + {2 * j}]" for j in range(k))
         return f"lists{before}"
 
+    def _boundaries(self, v: int) -> str:
+        """Name of where each row's list elements start, and the last ones end."""
+        start = self._list_start(self._list_of(self.values[v].index))
+        return self._column(f"P{v}", f"table[{start} : {start} + rows + 1]")
+
     def _integers(self, v: int) -> str:
         """Name of an integer column: of the payload, or an array that Python computed."""
         if self.values[v].kind not in ("int", "data"):
@@ -603,12 +608,14 @@ class _Emitter:
                 arrays.append(self._shared(value, "flat"))
             elif kind == "integer":
                 arrays.append(self._integers(value))
+            elif kind == "boundaries":
+                arrays.append(self._boundaries(value))
             else:
                 arrays.append(self._numbers(value))
         for v in source.outputs:
             numbers += [self._location(v), self._width(self.stride[v])]
         sizes = [self._width(size) for size in source.sizes]
-        count = self._count(region.domain)
+        count = self._count(source.domain)
         split = name.replace("kernel", "split")
         self.namespace[split] = splitter(source, self.dtype, len(region.members) * math.prod(source.sizes))
         self._section(True).counts[split] = count

@@ -1,6 +1,7 @@
 """Scalar functions for generated kernels, as plain arithmetic that LLVM vectorizes (calls to libm do not).
 
-The float32 versions are polynomials; the float64 versions call libm, since their use is checking, not speed.
+The float32 versions are polynomials; the float64 versions call libm, since their use is checking, not speed. What must
+not be computed under a kernel's fast-math flags says so itself: left unset, numba hands the caller's flags on.
 """
 
 from __future__ import annotations
@@ -67,26 +68,31 @@ def tanh32(x):
 
 _LOG2E = np.float32(1.44269504088896341)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_EXP_HIGH, _EXP_LOW = np.float32(88.3762626647950), np.float32(-87.3365447504)
-_INFINITY, _ZERO = np.float32(np.inf), np.float32(0)
+_EXP_HIGH, _EXP_LOW = np.float32(89), np.float32(-104.5)  # beyond are infinity and zero
+_BIAS, _MANTISSA, _ONE_BIT = np.int32(127), np.int32(23), np.int32(1)
 _E0, _E1, _E2, _E3, _E4, _E5 = (
     np.float32(c)
     for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 )
 
 
-@njit(inline="always", error_model="numpy")
+@njit(forceinline=True, error_model="numpy", fastmath={"contract"})
 def exp32(x):
-    """Exponential by range reduction to powers of two (the method and constants of Cephes); NaN stays NaN."""
+    """Exponential by range reduction to powers of two (the method and constants of Cephes); NaN stays NaN. Error 1e-7.
+
+    The power of two is multiplied in two steps, so that neither overflows before the result does and denormal results
+    come out; the kernel's own flags would let the two be joined.
+    """
     inside = _EXP_HIGH if x > _EXP_HIGH else x
     inside = _EXP_LOW if inside < _EXP_LOW else inside
     n = np.floor(inside * _LOG2E + _HALF)
     r = inside - n * _LN2_HIGH - n * _LN2_LOW
     p = ((((_E0 * r + _E1) * r + _E2) * r + _E3) * r + _E4) * r + _E5
     y = p * r * r + r + _ONE
-    y = y * _float_from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
-    y = _INFINITY if x > _EXP_HIGH else y
-    return _ZERO if x < _EXP_LOW else y
+    whole = np.int32(n)
+    half = np.int32(whole >> _ONE_BIT)
+    y = y * _float_from_bits(np.int32((half + _BIAS) << _MANTISSA))
+    return y * _float_from_bits(np.int32((np.int32(whole - half) + _BIAS) << _MANTISSA))
 
 
 @njit(inline="always", error_model="numpy")
@@ -99,6 +105,18 @@ def logistic32(x):
 def logistic64(x):
     """The logistic function."""
     return 1.0 / (1.0 + math.exp(-x))
+
+
+@njit(forceinline=True, error_model="numpy", fastmath=False)
+def quotient(x, y):
+    """Division that is not replaced by multiplication with the inverse."""
+    return x / y
+
+
+@njit(forceinline=True, error_model="numpy", fastmath=False)
+def inverse_root(x):
+    """One divided by the square root, without the approximation that is NaN where the root is infinite."""
+    return _ONE / math.sqrt(x)
 
 
 _GOLDEN, _LOW_BITS = np.uint64(0x9E3779B97F4A7C15), np.uint64(12)

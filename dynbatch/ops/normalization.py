@@ -26,7 +26,7 @@ def _emit_centered(b: Builder, x: int, eps: float) -> tuple[int, int]:
     return centered, b.emit(inverse_root, variance, b.emit(constant, shape=(1,), value=eps, dtype=b.type(x).dtype.name))
 
 
-inverse_root = Elementwise("inverse_root", "1.0 / sqrt(x + y)", None, None)
+inverse_root = Elementwise("inverse_root", "inverse_root(x + y)", None, None)
 
 
 class Normalize(Primitive):

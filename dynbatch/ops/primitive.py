@@ -91,6 +91,10 @@ def _logistic(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))  # not by way of tanh, which is zero below -17
 
 
+def _inverse_root(x: Array) -> Array:
+    return 1 / np.sqrt(x)
+
+
 FUNCTIONS: dict[str, Any] = {
     "tanh": np.tanh,
     "exp": np.exp,
@@ -98,6 +102,7 @@ FUNCTIONS: dict[str, Any] = {
     "log1p": np.log1p,
     "expm1": np.expm1,
     "sqrt": np.sqrt,
+    "inverse_root": _inverse_root,
     "abs": np.abs,
     "sign": np.sign,
     "maximum": np.maximum,

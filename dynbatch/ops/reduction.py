@@ -65,7 +65,7 @@ class MeanTo(Reduction):
 
     name = "mean_to"
     formula = "x + y"
-    final = "x / n"
+    final = "quotient(x, n)"  # so that the mean of equal numbers is that number
 
     def reduce(self, x: Array, axes: tuple[int, ...]) -> Array:
         return x.mean(axis=axes, keepdims=True)

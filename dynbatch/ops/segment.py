@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from dynbatch.compiler.ir import Builder
-from dynbatch.ops.elementwise import cmult, softmax_weight
-from dynbatch.ops.primitive import Array, Primitive
+from dynbatch.ops.elementwise import add, cmult, exp, log, softmax_weight, subtract
+from dynbatch.ops.primitive import Array, Elementwise, Primitive
 from dynbatch.types import Type, type_of
+
+finite = Elementwise("finite", "where(abs(x) < inf, x, 0.0)", None)
 
 
 class Expand(Primitive):
@@ -20,6 +22,7 @@ class Expand(Primitive):
 
     name = "expand"
     expands = True
+    is_block = True
 
     def infer(self, x: Type | None, ptr: None) -> Type | None:
         return x
@@ -31,17 +34,27 @@ class Expand(Primitive):
         return [b.emit(segment_sum, dout, args[1]), None]
 
 
-class _SegmentReduction(Primitive):
+class SegmentReduction(Primitive):
+    """A reduction of a node's list elements to one value.
+
+    Attributes:
+        formula, initial: as those of `dynbatch.ops.reduction.Reduction`, where kernels compute it as it is.
+    """
+
     reduces = "segments"
+    formula = ""
+    initial = 0.0
 
     def infer(self, x: Type, ptr: None) -> Type:
         return x
 
 
-class SegmentSum(_SegmentReduction):
+class SegmentSum(SegmentReduction):
     """Sum of the elements."""
 
     name = "esum"
+    is_block = True
+    formula = "x + y"
 
     def numpy(self, x: Array, ptr: Array) -> Array:  # type: ignore[override]
         return np.add.reduceat(x, ptr[:-1], axis=0)
@@ -50,10 +63,13 @@ class SegmentSum(_SegmentReduction):
         return [b.emit(expand, dout, args[1]), None]
 
 
-class SegmentMax(_SegmentReduction):
+class SegmentMax(SegmentReduction):
     """Elementwise maximum of the elements; the gradient goes to the first that attains it."""
 
     name = "emax"
+    is_block = True
+    formula = "greatest(x, y)"
+    initial = -np.inf
 
     def numpy(self, x: Array, ptr: Array) -> Array:  # type: ignore[override]
         return np.maximum.reduceat(x, ptr[:-1], axis=0)
@@ -79,7 +95,7 @@ class SegmentFirst(Primitive):
         return ((hit == 1) & (before == 0)).astype(x.dtype)
 
 
-class SegmentLogSumExp(_SegmentReduction):
+class SegmentLogSumExp(SegmentReduction):
     """``log(sum(exp(elements)))``, elementwise."""
 
     name = "logsumexp"
@@ -91,15 +107,22 @@ class SegmentLogSumExp(_SegmentReduction):
             shifted = np.exp(x - np.repeat(top, np.diff(ptr), axis=0))
             return (np.log(np.add.reduceat(shifted, ptr[:-1], axis=0)) + top).astype(x.dtype)
 
+    def lower(self, b: Builder, args: tuple[int, ...], **attrs: Any) -> int | None:
+        x, ptr = args
+        top = b.emit(finite, b.emit(segment_max, x, ptr))
+        shifted = b.emit(exp, b.emit(subtract, x, b.emit(expand, top, ptr)))
+        return b.emit(add, b.emit(log, b.emit(segment_sum, shifted, ptr)), top)
+
     def vjp(self, b: Builder, args: tuple[int, ...], out: int, dout: int) -> list[int | None]:  # type: ignore[override]
         weight = b.emit(softmax_weight, args[0], b.emit(expand, out, args[1]))
         return [b.emit(cmult, weight, b.emit(expand, dout, args[1])), None]
 
 
-class SegmentLength(_SegmentReduction):
+class SegmentLength(SegmentReduction):
     """The number of elements, as a scalar."""
 
     name = "length"
+    is_block = True
 
     def infer(self, ptr: None, dtype: str) -> Type:  # type: ignore[override]
         return type_of((1,), dtype)
