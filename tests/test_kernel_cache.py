@@ -109,3 +109,34 @@ for x in (2.0, 3.0):
         [sys.executable, "-c", code, "float64"], env=environment, capture_output=True, text=True, timeout=120
     )
     assert third.stdout.split() == ["0.69315", "1.09861"]
+
+
+def test_the_numpy_tier_runs_while_another_thread_compiles(tmp_path: Path) -> None:
+    code = """
+import threading, time
+import dynbatch as dy
+from dynbatch.cpu import kernels
+
+go_on, compile = threading.Event(), kernels._compile
+kernels._compile = lambda *args: (go_on.wait(), compile(*args))
+cell = dy.cell(lambda x: dy.cmult(dy.tanh(x), dy.logistic(x)))
+
+def run():
+    dy.renew_cg()
+    ends = [cell(dy.inputVector([0.1 * k, 1.0])) for k in range(40)]
+    value = dy.esum([dy.sum_elems(e) for e in ends]).value()
+    return value, next(r.tier for r in dy.plan().batch_reports if "lambda" in r.name)
+
+found = [run() for _ in range(100)]
+assert {tier for _, tier in found} == {"numpy"}, found
+go_on.set()
+deadline = time.monotonic() + 200
+while run()[1] == "numpy" and time.monotonic() < deadline:
+    time.sleep(0.05)
+last = run()
+assert last[1] == "compiled" and abs(last[0] - found[0][0]) < 1e-4, (last, found[0])
+"""
+    environment = os.environ | {"DYNBATCH_CACHE": str(tmp_path), "DYNBATCH_COMPILE": "background"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "compiling" in done.stderr

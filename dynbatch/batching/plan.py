@@ -199,7 +199,7 @@ class Plan:
     def add(self, routine: Routine, job: Job, seconds: float, shapes: str) -> None:
         """Report a batch that has run."""
         item = job.arena.itemsize
-        name, tier = routine.program.name, routine.tier
+        name, tier = routine.program.name, job.tier
         report = BatchReport(name, job.rows, seconds, job.gathered * item, job.viewed * item, tier, shapes)
         self.batch_reports.append(report)
         seen = id(routine), id(job.signature)

@@ -20,7 +20,7 @@ import numpy as np
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, SHARED
-from dynbatch.cpu import kernels, products
+from dynbatch.cpu import kernels, products, tiers
 from dynbatch.cpu.codegen import generate, resolve
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.products import Factor
@@ -67,8 +67,6 @@ class CompiledRoutine(Routine):
         prepared: what it needs of parameters: values, and the forms it uses them in.
     """
 
-    tier = "compiled"
-
     source = ""
     prepared: Sequence[tuple[int, str]] = ()
     _function: Any = None
@@ -77,16 +75,24 @@ class CompiledRoutine(Routine):
         """Run one batch."""
         if self._function is None:
             self._write()
-        self._function(job, self._shared_forms(job))
+        try:
+            self._function(job, self._shared_forms(job))
+        except kernels.StillCompiling:
+            super().run(job)
+        else:
+            job.tier = "compiled"
 
     def _write(self) -> None:
         emitter = _Emitter(self)
         driver, steps = emitter.text()
         if steps:
-            if not kernels.is_compiled(steps):
+            is_new = not kernels.is_compiled(steps)
+            if is_new:
                 print(f"dynbatch: compiling {self.program.name}, kept for next time", file=sys.stderr)
+            background = is_new and tiers.mode == "background"
             for name in emitter.steps:
-                emitter.namespace[name] = kernels.first_call(emitter.namespace, name, steps, emitter.kernels)
+                call = kernels.first_call(emitter.namespace, name, steps, emitter.kernels, background)
+                emitter.namespace[name] = call
         self.prepared = emitter.prepared
         self.source = driver + steps
         exec(compile(driver, f"<{self.program.name}>", "exec"), emitter.namespace)

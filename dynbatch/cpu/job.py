@@ -28,9 +28,10 @@ class Job:
         destination: where the rows of each stored value go.
         gathered: elements copied to bring operands together, counted by who copies.
         viewed: elements of operands that lay together and were not copied.
+        tier: which ran it, ``numpy`` or ``compiled``.
     """
 
-    __slots__ = ("arena", "b", "data", "destination", "gathered", "rows", "signature", "tables", "viewed")
+    __slots__ = ("arena", "b", "data", "destination", "gathered", "rows", "signature", "tables", "tier", "viewed")
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Job:
         self.data = data
         self.destination = destination
         self.gathered = self.viewed = 0
+        self.tier = "numpy"
 
     def operand(self, index: int, storage: tuple[int, ...]) -> np.ndarray:
         """Rows of an argument as an array; a single one where the whole batch has the same."""

@@ -11,10 +11,14 @@ import importlib.util
 import os
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from numba import typeof
 
 from dynbatch.cpu.cache import cache_directory
 
@@ -39,13 +43,27 @@ def load(text: str, given: dict[str, str] | None = None) -> dict[str, Any]:
     return found
 
 
-def first_call(namespace: dict[str, Any], name: str, text: str, given: dict[str, str]) -> Callable[..., None]:
+class StillCompiling(Exception):
+    """What a function raises that another thread compiles."""
+
+
+def first_call(
+    namespace: dict[str, Any], name: str, text: str, given: dict[str, str], background: bool = False
+) -> Callable[..., None]:
     """Stands for function ``name`` of this source in a namespace until it was called once.
 
-    numba reads and writes its own files at the first call, so that a fault of those shows here.
+    numba reads and writes its own files at the first call, so that a fault of those shows here. In the background,
+    the first call lets another thread compile, and calls raise `StillCompiling` until that is done.
     """
+    compiling: list[threading.Thread] = []
 
     def call(*args: Any) -> None:
+        if background and not compiling:
+            types = tuple([typeof(a) for a in args])  # type: ignore[no-untyped-call]
+            compiling.append(threading.Thread(target=_compile, args=(text, given, name, types), daemon=True))
+            compiling[0].start()
+        if compiling and compiling[0].is_alive():
+            raise StillCompiling
         try:
             load(text, given)[name](*args)
         except Exception as error:
@@ -54,6 +72,12 @@ def first_call(namespace: dict[str, Any], name: str, text: str, given: dict[str,
         namespace[name] = load(text)[name]
 
     return call
+
+
+def _compile(text: str, given: dict[str, str], name: str, types: tuple[Any, ...]) -> None:
+    # a fault shows again at the next call, which reports it
+    with suppress(Exception):
+        load(text, given)[name].compile(types)
 
 
 def is_compiled(text: str) -> bool:

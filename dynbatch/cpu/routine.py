@@ -144,8 +144,6 @@ class Routine:
         late: values that the final steps compute.
     """
 
-    tier = "numpy"
-
     def __init__(
         self,
         program: Program,

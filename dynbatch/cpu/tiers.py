@@ -11,9 +11,10 @@ import os
 HOT_AFTER = 64
 """Work that a Program does in the NumPy tier before it is compiled: one for a batch, and one for every 32 rows."""
 
-_MODES = ("hot", "always", "never")
+_MODES = ("hot", "background", "always", "never")
 mode = os.environ.get("DYNBATCH_COMPILE", "hot")
-"""``hot``: compile what runs often; ``always``: at once; ``never``."""
+"""``hot``: compile what runs often, and wait for it; ``background``: the same, but the NumPy tier runs meanwhile, and when
+it ends depends on time, and with it how results are rounded; ``always``: compile at once; ``never``."""
 
 counts: dict[str, int] = {}
 """Work that each Program (by digest) has done; from `HOT_AFTER` on it is compiled, and counted no more."""
@@ -34,7 +35,7 @@ def digest(text: str) -> str:
 
 def is_hot(name: str, rows: int) -> bool:
     """Count one more batch of a Program; whether it is to run compiled."""
-    if mode != "hot":
+    if mode in ("always", "never"):
         return mode == "always"
     count = counts.get(name, 0)
     if count >= HOT_AFTER:
