@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import dynbatch
 
 SCRIPT = """
 import dynbatch as dy
@@ -140,3 +143,21 @@ assert last[1] == "compiled" and abs(last[0] - found[0][0]) < 1e-4, (last, found
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "compiling" in done.stderr
+
+
+def test_code_of_another_file_that_has_changed_is_not_taken_from_the_cache(tmp_path: Path) -> None:
+    """What is compiled contains what it calls; numba's cache alone looks at the caller's file."""
+    package = tmp_path / "dynbatch"
+    shutil.copytree(Path(dynbatch.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    caller = "from dynbatch.cpu.jit import jit\nfrom dynbatch.cpu.called import called\n"
+    (package / "cpu" / "caller.py").write_text(f"{caller}\n@jit()\ndef caller():\n    return called()\n")
+    answers = []
+    for answer in ("1", "2", "2"):
+        called = f"from dynbatch.cpu.jit import jit\n\n@jit()\ndef called():\n    return {answer}\n"
+        (package / "cpu" / "called.py").write_text(called)
+        code = "from dynbatch.cpu.caller import caller; print(caller(), sum(caller.stats.cache_hits.values()))"
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "DYNBATCH_CACHE": str(tmp_path / "cache")}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+        answers.append(done.stdout.split())
+    assert answers == [["1", "0"], ["2", "0"], ["2", "1"]]

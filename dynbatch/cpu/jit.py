@@ -3,17 +3,24 @@
 numba's own cache keeps the overloads of a function in numbered files and does not lock them: two processes that compile
 one function for different types at the same time can each take number one, and the next to load gets the other's code,
 which reads its arguments as what they are not. Here a lock file is held while a function is compiled or loaded.
+
+Compiled code contains the functions that it calls, but numba's cache looks at the file of the function itself only: it
+would go on with the old code of a function in another file. Here it looks at all files that are compiled.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from numba import cfunc, njit
+from numba.core.caching import CompileResultCacheImpl
 
 from dynbatch.cpu.cache import cache_directory
 
@@ -83,3 +90,30 @@ def _open_lock() -> int | None:
         os.close(handle)
         return None
     return handle
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of the compiled files beside this one."""
+    texts = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"".join(t for t in texts if b"\n@jit(" in t or b"\n@intrinsic" in t)).hexdigest()
+
+
+class _Locator:
+    """Tells numba's cache where it lies, as numba's own locators do, and when it is stale."""
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> Any:
+        """The locator for functions of these files and for kernels, whose text is written; None for others."""
+        if not function.__module__.startswith((__package__, "dynbatch_kernel_")):
+            return None
+        others = (other.from_function(function, file) for other in _locators if other is not cls)
+        found = next((locator for locator in others if locator is not None), None)
+        if found is not None:
+            stamp = found.get_source_stamp()
+            found.get_source_stamp = lambda: (stamp, _sources())
+        return found
+
+
+_locators: list[Any] = CompileResultCacheImpl._locator_classes
+_locators.insert(0, _Locator)

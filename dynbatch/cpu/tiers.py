@@ -13,8 +13,8 @@ HOT_AFTER = 64
 
 _MODES = ("hot", "background", "always", "never")
 mode = os.environ.get("DYNBATCH_COMPILE", "hot")
-"""``hot``: compile what runs often, and wait for it; ``background``: the same, but the NumPy tier runs meanwhile: when it
-ends depends on time, and with it how results are rounded; ``always``: compile at once; ``never``."""
+"""``hot``: compile what runs often, and wait for it; ``background``: the same, but the NumPy tier runs meanwhile; when
+that ends depends on time, and with it how results are rounded; ``always``: compile at once; ``never``."""
 
 counts: dict[str, int] = {}
 """Work that each Program (by digest) has done; from `HOT_AFTER` on it is compiled, and counted no more."""
