@@ -118,9 +118,8 @@ def measure(name: str, make: Callable[[], tuple[dy.ParameterCollection, list[Cal
                     seconds[policy].append((end - middle, end - start))
     for policy, found in seconds.items():
         backward, step = (1e3 * statistics.median(times) for times in zip(*found))
-        print(
-            f"{name:8}{policy:10}backward {backward:7.1f} ms  both {step:7.1f} ms  values {peaks[policy] / 2**20:6.1f} MiB"
-        )
+        memory = f"values {peaks[policy] / 2**20:6.1f} MiB"
+        print(f"{name:8}{policy:10}backward {backward:7.1f} ms  both {step:7.1f} ms  {memory}")
     for which, index in (("backward", 0), ("both", 1)):
         ratios = [new[index] / old[index] for old, new in zip(*(seconds[p] for p in POLICIES))]
         print(f"{name:8}by cost / keep, {which}: {statistics.median(ratios):.3f}")
