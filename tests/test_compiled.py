@@ -244,7 +244,7 @@ PAIRS: dict[str, Callable[..., Any]] = {
     "plus": lambda x, y: x + y, "minus": lambda x, y: x - y, "cmult": dy.cmult, "cdiv": dy.cdiv, "bmax": dy.bmax,
     "bmin": dy.bmin, "emax": lambda x, y: dy.emax([x, y]), "logsumexp": lambda x, y: dy.logsumexp([x, y]),
 }  # fmt: skip
-SPECIAL = [np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 80.0, -80.0, 1e-30, 1e30, -1e30]
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 80.0, -80.0, 88.5, -88.5, -103.0, 1e-30, 1e30, -1e30]
 
 
 @dy.cell

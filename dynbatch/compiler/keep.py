@@ -22,6 +22,7 @@ ARITHMETIC = 0.06
 FUNCTION = 0.5
 RANDOM = 0.3
 LOAD = STORE = 0.25
+HOLD = 0.1  # the memory itself: fresh pages, and less room in the caches
 GATHER = 0.4
 REFERENCE = 1.0  # what has no form for kernels and runs as a NumPy call
 LIST = 2.0  # elements of a list, of which the Program does not know the number
@@ -119,7 +120,7 @@ class _Choice:
     def _keeping(self, v: int) -> float:
         if not is_keepable(self.program, v):
             return _NEVER
-        return (LOAD if v in self.written else LOAD + STORE) * _size(self.program.values[v])
+        return (HOLD + LOAD + (0.0 if v in self.written else STORE)) * _size(self.program.values[v])
 
     def _settle(self, v: int) -> None:
         """Value ``v`` is needed: keep it, or settle what it is computed from."""
