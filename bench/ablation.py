@@ -6,7 +6,6 @@ variables of the worker's environment, and passes that the worker replaces by no
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ STEPS = (
     Step("cells", system="dynbatch"),
     Step("horizontal fusion", is_pass=True),
     Step("vertical fusion", variable=("DYNBATCH_COMPILE", "hot")),
-    Step("packed products", variable=("DYNBATCH_BLAS", "mkl")),
+    Step("packed products", variable=("DYNBATCH_BLAS", "own")),
     Step("layout", is_pass=True),
     Step("static replay", system="dynbatch-static"),
 )
@@ -43,20 +42,9 @@ def entries(module: ModuleType) -> tuple[list[Entry], dict[str, str]]:
     for step in STEPS:
         if step.system and step.system not in module.PROGRAMS:
             skipped[step.name] = f"the model has no {step.system}"
-        elif step.variable == ("DYNBATCH_BLAS", "mkl") and not has_mkl():
-            skipped[step.name] = "MKL is not installed: pip install dynbatch[mkl]"
         else:
             system = step.system or system
             environment |= dict([step.variable]) if step.variable else {}
             without = [name for name in without if name != step.name]
             found.append(Entry(system, STRATEGY, step.name, tuple(environment.items()), tuple(without)))
     return found, skipped
-
-
-def has_mkl() -> bool:
-    """Whether dynbatch finds the library of the extra ``mkl``."""
-    try:
-        version("mkl")
-    except PackageNotFoundError:
-        return False
-    return True

@@ -149,11 +149,13 @@ class Dynbatch(DynetStyle):
         return {"nodes": plan.nodes, "batches": plan.batches, "bytes_gathered": plan.bytes_gathered}
 
     def blas(self) -> str | None:
-        """MKL where it was loaded, else what NumPy has."""
+        """The library of the products that dynbatch leaves to one: MKL where it is in use, else what NumPy has."""
         from threadpoolctl import threadpool_info
 
+        from dynbatch.cpu import products
+
         loaded = {pool["internal_api"] for pool in threadpool_info() if pool["user_api"] == "blas"}
-        return next((name for name in ("mkl", "openblas") if name in loaded), None)
+        return "mkl" if products.mkl() else "openblas" if "openblas" in loaded else None
 
 
 class Dynet(DynetStyle):
