@@ -76,6 +76,16 @@ def test_what_is_not_needed_waits() -> None:
     assert {r.name for r in dy.plan().batch_reports} == {"tanh"}  # its input has run beside the other
 
 
+def test_agenda_runs_what_only_follows_a_kind_once_that_is_done() -> None:
+    """A loss at the end of each chain, chains of 1 to 9 steps: all losses go together, whatever the mean levels are."""
+    chain = Chain()
+    with dy.autobatch("agenda"):
+        dy.esum([dy.squared_norm(chain.run(steps, steps)) for steps in range(1, 10)]).value()
+    rows = {r.name: [b.rows for b in dy.plan().batch_reports if b.name == r.name] for r in dy.plan().batch_reports}
+    assert rows["squared_norm"] == [9]
+    assert rows["Chain.step"] == [9, 8, 7, 6, 5, 4, 3, 2, 1]
+
+
 @pytest.mark.parametrize("strategy", ["depth", "agenda"])
 def test_pending_work_joins_where_it_fills_a_batch(strategy: str) -> None:
     dy.init(autobatch=strategy)
