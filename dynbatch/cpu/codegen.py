@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dynbatch.compiler.fuse_elementwise import Region
 from dynbatch.compiler.ir import ROW, SHARED, Program
@@ -19,7 +19,7 @@ from dynbatch.compiler.lower import lower
 from dynbatch.ops.elementwise import broadcast_to, constant, to_float
 from dynbatch.ops.indexing import element
 from dynbatch.ops.primitive import Elementwise, Indexed
-from dynbatch.ops.reduction import Reduction, first_maximum
+from dynbatch.ops.reduction import Reduction
 from dynbatch.ops.segment import SegmentReduction, expand, segment_length
 from dynbatch.ops.shape import pick_range, reshape
 
@@ -307,8 +307,6 @@ class _Generator:
             lines = self._reduce(i, op)
         elif isinstance(op, SegmentReduction):
             lines = self._length(i) if op is segment_length else self._reduce_segments(i, op)
-        elif op is first_maximum:
-            lines = self._first_maximum(i)
         else:
             lines = _Loop(self, reach).assign(self.name(i), i, compute=True)
         for k in self.sinks.get(i, ()):
@@ -356,17 +354,6 @@ class _Generator:
     def _length(self, i: int) -> list[str]:
         x = self.operand(self.values[i].args[0]).name
         return [f"{self.name(i)} = np.{self.dtype}({x}[r + 1] - {x}[r])"]
-
-    def _first_maximum(self, i: int) -> list[str]:
-        x, top = self.values[i].args
-        loop = _Loop(self, self._reach(x))
-        element, top = loop.term(x), loop.term(top)  # type: ignore[assignment]
-        name = self.name(i)
-        if self._reach(x) == _SCALAR:
-            return [f"{name} = 0"]
-        body = [*loop.lines, f"here = {element}"]
-        body.append(f"{name} = j if j < {name} and (here == {top} or here != here) else {name}")
-        return [f"{name} = w", *loop.nest(body)]
 
     def name(self, i: int) -> str:
         """Of what holds a stored value: a variable, a buffer, or the memory of an output."""
@@ -506,11 +493,21 @@ class _Loop:
         if op is to_float:
             return f"np.{g.dtype}({terms[0]})"
         if isinstance(op, Indexed):
-            place = {_SCALAR: "0", _COLUMN: "j", _COLUMNS: "c", _FULL: "c * w + j"}[g._reach(i)]
-            names = {"x": terms[0], "i": place, "size": g._span(g._reach(i))}
+            reach = g._reach(i)
+            place = {_SCALAR: "0", _COLUMN: "j", _COLUMNS: "c", _FULL: "c * w + j"}[reach]
+            names = dict(zip("x", terms)) | {"i": place, "size": g._span(reach), "along": self._along(i, attrs)}
             return g.formula(op.formula, names | {name: repr(a) for name, a in attrs.items()})
         assert isinstance(op, Elementwise)
         return g.formula(op.formula, dict(zip(op.operands, terms)))
+
+    def _along(self, i: int, attrs: dict[str, Any]) -> str:
+        """The place of an element along dimension ``dim``."""
+        g = self.generator
+        type, dim = g.values[i].type, attrs.get("dim", 0)
+        assert type is not None
+        if type.shape[dim] == 1:
+            return g.constant("0.0")
+        return f"np.{g.dtype}(np.int32({'c' if dim and not g.flat else 'j'}))"
 
     def _element(self, x: int, index: str) -> str:
         g = self.generator

@@ -77,7 +77,7 @@ huber = Elementwise(
     "dy * where(abs(x) < y, x, y * sign(x))",
     None,
 )
-at_mark = Elementwise("at_mark", "where(x > 0.0, y, 0.0)", None, None)  # nothing but y, unlike a product
+at_place = Elementwise("at_place", "where(x == y, z, 0.0)", None, None, None)  # unlike a product with a mask
 softmax_weight = Elementwise("softmax_weight", "where(x == y, 1.0, exp(x - y))", None, None)  # of infinities, too
 less = Elementwise("less", "where(x < y, 1.0, 0.0)", None, None)
 gumbel = Elementwise("gumbel", "-log(-log(x))", None)

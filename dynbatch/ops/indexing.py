@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.compiler.ir import Builder
-from dynbatch.ops.elementwise import at_mark
+from dynbatch.ops.elementwise import at_place, to_float
 from dynbatch.ops.primitive import Array, Indexed, Primitive
 from dynbatch.ops.shape import axis_of, check_dim
 from dynbatch.types import Type, type_of
@@ -85,23 +85,26 @@ class SelectGradient(Primitive):
 
     def lower(self, b: Builder, args: tuple[int, ...], size: int, dim: int) -> int | None:  # type: ignore[override]
         x, *indices = args
-        if len(indices) > 1 or len(b.type(x).shape) > 1:
+        if len(indices) > 1:
             return None
-        mark = b.emit(one_hot, indices[0], shape=(size,), dtype=b.type(x).dtype.name)
-        return b.emit(at_mark, mark, x)
+        type = b.type(x)
+        shape, dtype = (*type.shape[:dim], size, *type.shape[dim + 1 :]), type.dtype.name
+        index = b.emit(to_float, indices[0], dtype=dtype)
+        return b.emit(at_place, b.emit(place, shape=shape, dim=dim, dtype=dtype), index, x)
 
 
-class OneHot(Indexed):
-    """One at the index, else zero."""
+class Place(Indexed):
+    """The place of each element along a dimension, counted from zero; exact below 2**24."""
 
-    name = "one_hot"
-    formula = "where(i == x, 1.0, 0.0)"
+    name = "place"
+    formula = "along"
 
-    def infer(self, index: None, shape: tuple[int, ...], dtype: str) -> Type:
+    def infer(self, shape: tuple[int, ...], dim: int, dtype: str) -> Type:
         return type_of(shape, dtype)
 
-    def numpy(self, index: Array, shape: tuple[int, ...], dtype: str) -> Array:  # type: ignore[override]
-        return (np.arange(shape[0]) == index[:, None]).astype(dtype)
+    def numpy(self, shape: tuple[int, ...], dim: int, dtype: str) -> Array:  # type: ignore[override]
+        along = np.arange(shape[dim], dtype=dtype).reshape(-1, *[1] * dim)
+        return np.broadcast_to(along, (1, *shape[::-1]))
 
 
 class Element(Primitive):
@@ -145,7 +148,7 @@ class Pick(Primitive):
 
 lookup = Lookup()
 lookup_rows = LookupRows()
-one_hot = OneHot()
+place = Place()
 element = Element()
 select = Select()
 select_gradient = SelectGradient()

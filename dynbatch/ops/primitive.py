@@ -187,11 +187,11 @@ class Elementwise(Primitive):
 
 
 class Indexed(Primitive):
-    """An op whose elements each follow from one number a row and from their place: kernels need no array for it.
+    """An op whose elements follow from their place, and from at most one number a row: kernels need no array for it.
 
     Attributes:
-        formula: for kernels; the operand is ``x``, the place in storage order ``i``, their number ``size``, and
-            attributes have their names.
+        formula: for kernels; the operand is ``x``, the place in storage order ``i``, the number of elements ``size``,
+            the place along the dimension of attribute ``dim`` is ``along``, and attributes have their names.
     """
 
     formula = ""

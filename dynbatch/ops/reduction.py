@@ -8,8 +8,8 @@ import numpy as np
 
 from dynbatch.compiler.ir import Builder
 from dynbatch.ops.elementwise import broadcast_to, cmult
-from dynbatch.ops.indexing import one_hot
-from dynbatch.ops.primitive import Array, Primitive
+from dynbatch.ops.indexing import place
+from dynbatch.ops.primitive import Array, Elementwise, Primitive
 from dynbatch.ops.shape import axis_of, check_dim, reshape
 from dynbatch.types import Type, type_of
 
@@ -82,19 +82,6 @@ class MaxTo(Reduction):
         return x.max(axis=axes, keepdims=True)
 
 
-class FirstMaximum(Primitive):
-    """The index of the first maximum of a vector, or of the first NaN, as an integer; the maximum is given."""
-
-    name = "first_maximum"
-    is_block = True
-
-    def infer(self, x: Type, top: Type) -> None:
-        return None
-
-    def numpy(self, x: Array, top: Array) -> Array:  # type: ignore[override]
-        return x.argmax(axis=1)
-
-
 class SumRows(Primitive):
     """Sum over the batch: the gradient of what all its nodes share."""
 
@@ -131,6 +118,11 @@ class MaxDim(Primitive):
         return [b.emit(cmult, b.emit(one_hot_argmax, args[0], dim=dim), kept)]
 
 
+# the first place is the greatest of the negated ones; as in NumPy, a NaN is a maximum
+place_of_top = Elementwise("place_of_top", "where(x == y, -z, where(x == x, -inf, -z))", None, None, None)
+is_opposite = Elementwise("is_opposite", "where(x == -y, 1.0, 0.0)", None, None)
+
+
 class OneHotArgmax(Primitive):
     """One at the first maximum along a dimension, else zero; no gradient, or straight through."""
 
@@ -149,11 +141,11 @@ class OneHotArgmax(Primitive):
     def lower(  # type: ignore[override]
         self, b: Builder, args: tuple[int, ...], dim: int, straight_through: bool = False
     ) -> int | None:
-        type = b.type(args[0])
-        if len(type.shape) > 1:
-            return None
-        first = b.emit(first_maximum, args[0], b.emit(max_to, args[0], shape=(1,)))
-        return b.emit(one_hot, first, shape=type.shape, dtype=type.dtype.name)
+        x, type = args[0], b.type(args[0])
+        kept = keeping(type.shape, dim)
+        at = b.emit(place, shape=type.shape, dim=dim, dtype=type.dtype.name)
+        before_first = b.emit(place_of_top, x, b.emit(max_to, x, shape=kept), at)
+        return b.emit(is_opposite, at, b.emit(max_to, before_first, shape=kept))
 
     def vjp(  # type: ignore[override]
         self, b: Builder, args: tuple[int, ...], out: int, dout: int, dim: int, straight_through: bool = False
@@ -164,7 +156,6 @@ class OneHotArgmax(Primitive):
 sum_to = SumTo()
 mean_to = MeanTo()
 max_to = MaxTo()
-first_maximum = FirstMaximum()
 sum_rows = SumRows()
 max_dim = MaxDim()
 one_hot_argmax = OneHotArgmax()

@@ -7,8 +7,8 @@ import numpy as np
 from dynbatch.compiler.ir import Builder
 from dynbatch.config import config
 from dynbatch.errors import ShapeError, ValidityError
-from dynbatch.ops.elementwise import add, cdiv, cmult, exp, log, subtract
-from dynbatch.ops.indexing import element, one_hot
+from dynbatch.ops.elementwise import add, cdiv, cmult, exp, log, subtract, to_float
+from dynbatch.ops.indexing import element, place
 from dynbatch.ops.primitive import Array, Elementwise, Primitive
 from dynbatch.ops.reduction import keeping, max_to, sum_to
 from dynbatch.ops.shape import axis_of, check_dim
@@ -27,6 +27,7 @@ def _exponentials(name: str, x: Array, axis: int) -> tuple[Array, Array, Array]:
 
 
 unmasked = Elementwise("unmasked", "where(x == -inf, 0.0, x)", None)
+less_one = Elementwise("less_one", "where(x == y, z - 1.0, z)", None, None, None)
 nonzero = Elementwise("nonzero", "where(x == 0.0, 1.0, x)", None)
 
 
@@ -163,8 +164,8 @@ class SoftmaxMinusOneHot(Primitive):
     def lower(self, b: Builder, args: tuple[int, ...]) -> int | None:  # type: ignore[override]
         x, index = args
         type = b.type(x)
-        mark = b.emit(one_hot, index, shape=type.shape, dtype=type.dtype.name)
-        return b.emit(subtract, b.emit(softmax, x, dim=0), mark)
+        at = b.emit(place, shape=type.shape, dim=0, dtype=type.dtype.name)
+        return b.emit(less_one, at, b.emit(to_float, index, dtype=type.dtype.name), b.emit(softmax, x, dim=0))
 
 
 softmax = Softmax()

@@ -28,9 +28,10 @@ CASES: list[tuple[Primitive, tuple[Any, ...], dict[str, Any]]] = [
     (reduction.max_dim, (V,), {"dim": 0}),
     (reduction.max_dim, (N,), {"dim": 0}),
     (reduction.max_dim, (N,), {"dim": 1}),
-    (reduction.one_hot_argmax, (V,), {"dim": 0}),
+    *[(reduction.one_hot_argmax, (t,), {"dim": d}) for t, d in ((V, 0), (N, 0), (N, 1))],
     (indexing.pick, (V, INT), {"dim": 0}),
     (indexing.select_gradient, (type_of(1, "float64"), INT), {"size": 3, "dim": 0}),
+    (indexing.select_gradient, (type_of((2, 1), "float64"), INT), {"size": 3, "dim": 1}),
     (ew.scale_gradient, (V, type_of(1, "float64")), {}),
 ]  # fmt: skip
 
@@ -74,7 +75,7 @@ def test_what_has_no_form_for_kernels() -> None:
     x, m, big = arg(b), arg(b, 1, M), arg(b, 2, type_of((2, 3, 2), "float64"))
     values = (
         b.emit(matmul, m, x, vector=True),
-        b.emit(reduction.one_hot_argmax, m, dim=0),
+        b.emit(indexing.select, x, b.input("int", 0, None, ROW), dim=0),
         b.emit(softmax.softmax, big, dim=0),  # its sums have a shape of which no loop over columns knows
         b.emit(shape.concatenate, x, x, dim=0),
     )

@@ -106,6 +106,18 @@ def matrices(b: Family) -> tuple[int, ...]:
     )
 
 
+def matrix_maxima(b: Family) -> tuple[int, ...]:
+    row = b.emit(indexing.select_gradient, b.s, b.index, size=b.width, dim=0)
+    column = b.emit(shape.reshape, b.x, shape=(b.width, 1))
+    chosen = b.emit(indexing.select_gradient, column, b.index, size=b.width, dim=1)
+    return (
+        *b.with_gradients(*(b.emit(reduction.max_dim, b.matrix, dim=d) for d in range(2))),
+        *(b.emit(reduction.one_hot_argmax, b.matrix, dim=d) for d in range(2)),
+        row,
+        chosen,
+    )
+
+
 def matrix_softmaxes(b: Family) -> tuple[int, ...]:
     return b.with_gradients(
         *(b.emit(op, b.matrix, dim=d) for op in (softmax.softmax, softmax.log_softmax) for d in range(2)),
@@ -132,7 +144,7 @@ def draws(b: Family) -> tuple[int, ...]:
 
 
 FAMILIES: list[Callable[[Family], tuple[int, ...]]] = [
-    softmaxes, reductions, normalizations, matrices, matrix_softmaxes, lists, draws,
+    softmaxes, reductions, normalizations, matrices, matrix_maxima, matrix_softmaxes, lists, draws,
 ]  # fmt: skip
 
 
@@ -269,16 +281,16 @@ def test_kernels_equal_the_references(make: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("make", FAMILIES)
 def test_nothing_runs_alone(make: Any) -> None:
-    """Every op here has a form for kernels, but for the two masks that compare list elements or columns."""
+    """Every op here has a form for kernels, but for the mask that compares list elements."""
     b = Family("float32", 7)
     program = b.finish(make(b))
     schedule = fuse_elementwise(program, (), program.outputs)
     alone = {program.values[item].op for item in schedule if not isinstance(item, Region)}
-    assert alone <= {shape.reshape, segment.segment_first, reduction.one_hot_argmax}
+    assert alone <= {shape.reshape, segment.segment_first}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("make", [softmaxes, reductions, normalizations, matrix_softmaxes, lists])
+@pytest.mark.parametrize("make", [softmaxes, reductions, normalizations, matrix_maxima, matrix_softmaxes, lists])
 def test_kernels_keep_nan_and_infinity(make: Any, dtype: str) -> None:
     """Rows in which one extreme value meets ordinary ones, and rows of that value alone."""
 
