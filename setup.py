@@ -1,6 +1,7 @@
 """Compiles the modules that record, where that can be done; all else about the package is in setup.cfg.
 
-Without Cython or a C compiler the package is what it is without this file: the same modules, in Python.
+Without Cython or a C compiler, or with ``DYNBATCH_PURE=1`` in the environment, the package is what it is without this
+file: the same modules, in Python.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError
+from setuptools.errors import BaseError, CCompilerError
 
 try:
     from Cython.Build import cythonize
@@ -33,20 +34,17 @@ DIRECTIVES = {
 }
 
 
-def extensions(force: bool) -> list[Extension]:
-    """The modules as C; ``force`` makes it anew whatever the times of the files say."""
+def extensions() -> list[Extension]:
+    """The modules as C, made anew where a source is newer or differs from what was compiled."""
+    for line in set(DIGEST.splitlines()) - set(compiled["built_from"](PACKAGE).splitlines()):
+        os.utime(os.path.join(PACKAGE, line.split()[1]))  # a checkout of an older version may have older files
     found = []
     for module in compiled["MODULES"]:
         source = os.path.join("dynbatch", *module.split("."))
         suffix = ".pyx" if os.path.exists(os.path.join(ROOT, source + ".pyx")) else ".py"
         found.append(Extension(f"dynbatch.{module}", [source + suffix], extra_compile_args=["-O2", "-g0"]))
-    return cythonize(
-        found,
-        build_dir=os.path.join("build", "cython"),
-        compiler_directives=DIRECTIVES,
-        force=force,
-        nthreads=os.cpu_count(),
-    )
+    folder = os.path.join("build", "cython")
+    return cythonize(found, build_dir=folder, compiler_directives=DIRECTIVES, nthreads=os.cpu_count())
 
 
 class BuildAll(build_ext):
@@ -55,7 +53,6 @@ class BuildAll(build_ext):
     def run(self) -> None:
         """Build, and leave the digest of the sources beside what was built."""
         self.parallel = self.parallel or os.cpu_count()
-        self.force = self.force or stale
         places = [os.path.join(self.build_lib, "dynbatch")] + [PACKAGE] * bool(self.inplace)
         stamps = [os.path.join(place, compiled["STAMP"]) for place in places]
         for stamp in stamps:
@@ -63,19 +60,24 @@ class BuildAll(build_ext):
                 os.remove(stamp)
         try:
             super().run()
-        except BaseError as error:
+        except (BaseError, CCompilerError) as error:
             print(f"dynbatch is installed uncompiled, and will record more slowly: {error}", file=sys.stderr)
+            for extension in self.extensions:
+                built = os.path.join(self.build_lib, self.get_ext_filename(extension.name))
+                if os.path.exists(built):
+                    os.remove(built)
             self.extensions = []
             return
         for stamp in stamps:
             os.makedirs(os.path.dirname(stamp), exist_ok=True)
-            with open(stamp, "w", encoding="ascii") as file:
-                file.write(DIGEST + "\n")
+            with open(stamp, "w", encoding="utf-8") as file:
+                file.write(DIGEST)
 
 
-stale = compiled["built_from"](PACKAGE) != DIGEST
-if cythonize is None:
+if os.environ.get("DYNBATCH_PURE", "").lower() in ("1", "true", "yes", "on"):
+    setup()
+elif cythonize is None:
     print("dynbatch is installed uncompiled, and will record more slowly: there is no Cython", file=sys.stderr)
     setup()
 else:
-    setup(ext_modules=extensions(stale), cmdclass={"build_ext": BuildAll})
+    setup(ext_modules=extensions(), cmdclass={"build_ext": BuildAll})

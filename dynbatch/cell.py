@@ -20,7 +20,7 @@ from dynbatch.graph import BatchedExpression, Expression, Graph, Operand, check_
 from dynbatch.guards import Guards, Inlined
 from dynbatch.ops.elementwise import to_float
 from dynbatch.ops.record import checked_index, lane_count, spread
-from dynbatch.recorder import recorder_for
+from dynbatch.recorder import Recorder, form_of
 from dynbatch.signature import Signature
 from dynbatch.tracing import COUNTED, CellTracer, Payload, Ragged, Traced
 
@@ -92,8 +92,7 @@ class Cell:
         key = self._key(type(instance))
         found = instance.__dict__.get(key)
         if found is None or found.bound_cell.instance is not instance:
-            found = BoundCell(self, instance, key)
-            found.install(found)
+            found = instance.__dict__[key] = BoundCell(self, instance, key).recorder
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,8 +101,7 @@ class Cell:
             return self.__get__(args[0], self.owner)(*args[1:], **kwargs)
         if self._unbound is None:
             self._unbound = BoundCell(self, None, "")
-            self._unbound.install(self._unbound)
-        return self._unbound.fastest(*args, **kwargs)
+        return self._unbound.recorder(*args, **kwargs)
 
     def _key(self, cls: type) -> str:
         """Where in an instance's dictionary its bound cell lies.
@@ -135,33 +133,13 @@ class BoundCell:
         self.cell = cell
         self.instance = instance
         self.key = key
-        self.bound_cell = self
-        self.fastest: Callable[..., Any] = self.record
         self.variants: dict[Any, list[Variant]] = {}
         skip = 0 if instance is None else 1
         self.names = list(cell.parameters.parameters)[skip:]
         self._static = [n in cell.static for n in self.names]
         self.__name__ = cell.function.__name__
         self.__doc__ = cell.function.__doc__
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BoundCell:
-        return BoundCell(self.cell, memo.get(id(self.instance), self.instance), self.key)
-
-    def __reduce__(self) -> Any:
-        return getattr, (self.instance, self.cell.attribute)
-
-    def __repr__(self) -> str:
-        return f"<cell {self.cell.name}>"
-
-    def install(self, function: Callable[..., Any]) -> None:
-        """Make ``function`` what a call of the cell reaches first: this object, or its recorder for the last trace."""
-        self.fastest = function if function is not self else self.record
-        if self.instance is not None:
-            self.instance.__dict__[self.key] = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Record a call, by the recorder of the last trace where there is one."""
-        return self.fastest(*args, **kwargs)
+        self.recorder = Recorder(self)
 
     def record(self, *args: Any, **kwargs: Any) -> Any:
         """Record a call of any kind: one node; inlined within the trace of another cell."""
@@ -335,9 +313,7 @@ class BoundCell:
             )
         variants.insert(0, variant)
         del variants[_MOST_VARIANTS:]
-        recorder = recorder_for(self, variant, args)
-        if recorder is not None and not config.debug:
-            self.install(recorder)
+        self.recorder.form = form_of(self, variant, args) or self.recorder.form
         return variant
 
     def _compare(self, variant: Variant, args: tuple[Any, ...], graph: Graph) -> None:

@@ -1,8 +1,12 @@
 """Which modules are compiled, and whether it is the compiled ones that are imported.
 
-The modules that record are plain Python. Where there is a compiler, the build also compiles them with Cython, by the C
-types in the ``.pxd`` file beside each. Both do the same, the compiled ones in a quarter of the time. The build leaves a
-digest of the sources that it compiled: modules compiled from other sources than are here are not used.
+The modules that record are plain Python. Where there is a compiler, the build (`setup.py`) also compiles them with
+Cython, by the C types in the ``.pxd`` file beside each. Both do the same, the compiled ones in a quarter of the time or
+less. The build leaves a digest of the sources that it compiled: modules compiled from other sources than are here are
+not used.
+
+Two modules are there twice, since they are about what Python has no words for: `watch.py` and `words.py` stand in,
+uncompiled, for `watch.pyx` and `words.pyx`.
 """
 
 from __future__ import annotations
@@ -38,15 +42,16 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def digest(folder: str = _FOLDER) -> str:
-    """Of all sources of the modules, in the package that lies in ``folder``."""
-    found = hashlib.sha256()
+    """A line for each source of the modules, in the package that lies in ``folder``: SHA-256 and the file's path."""
+    lines = []
     for module in MODULES:
         for suffix in (".py", ".pyx", ".pxd"):
-            path = os.path.join(folder, *module.split(".")) + suffix
+            name = module.replace(".", "/") + suffix
+            path = os.path.join(folder, name)
             if os.path.exists(path):
                 with open(path, "rb") as file:
-                    found.update(b"%s%s\0%s\0" % (module.encode(), suffix.encode(), file.read()))
-    return found.hexdigest()
+                    lines.append(f"{hashlib.sha256(file.read()).hexdigest()} {name}\n")
+    return "".join(lines)
 
 
 def built_from(folder: str = _FOLDER) -> str:
@@ -54,8 +59,8 @@ def built_from(folder: str = _FOLDER) -> str:
     path = os.path.join(folder, STAMP)
     if not os.path.exists(path):
         return ""
-    with open(path, encoding="ascii") as file:
-        return file.read().strip()
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 class _Sources:

@@ -37,9 +37,8 @@ cdef class Graph:
     cdef public object tape
     cdef public object execution
 
-    @cython.locals(place=tuple, index=object)
     cpdef Py_ssize_t touch(self, Signature signature) except -1
-    @cython.locals(at=Py_ssize_t)
+    @cython.locals(at=Py_ssize_t, place=tuple)
     cdef Py_ssize_t begin(self, Signature signature, Py_ssize_t count) except -1
     cdef Expression end(self, Py_ssize_t at, object key)
     @cython.locals(made=Expression)

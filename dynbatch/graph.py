@@ -90,9 +90,6 @@ class Graph:
 
     def touch(self, signature: Signature) -> int:
         """This graph's index of the signature, which is added on first use (and kept alive by the graph)."""
-        place = signature.place
-        if place[0] is self.mark:
-            return place[1]
         index = self._indices.get(id(signature))
         if index is None:
             index = len(self.signatures)
@@ -103,8 +100,11 @@ class Graph:
 
     def begin(self, signature: Signature, count: int) -> int:
         """Make room for a node of ``count`` words behind its signature; returns where in `words` they go."""
-        at = self.room_for(count + 1)
-        self.words.at[at] = self.touch(signature)
+        at = self.size
+        if at + count >= self.room:
+            self.room_for(count + 1)
+        place = signature.place
+        self.words.at[at] = place[1] if place[0] is self.mark else self.touch(signature)
         return at + 1
 
     def end(self, at: int, key: Type) -> Expression:
@@ -329,6 +329,9 @@ class Expression(Operand):
     def vids(self) -> Sequence[int]:
         """Ids of the values: one, or one for each batch element."""
         return (self.vid,)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Expression is a handle in its graph, and cannot be copied or pickled: read its value")
 
     def __repr__(self) -> str:
         shape, batch = self.dim()

@@ -19,10 +19,10 @@ from dynbatch.graph import Operand, state
 
 _PLAIN = (int, float, str, bytes, bool, complex, type(None))
 _OPAQUE_MODULES = ("numpy", "dynbatch.parameters", "dynbatch.trainers", "dynbatch.initializers")
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, enum.Enum, Operand)
+
 Fact = tuple[Any, str, Any]
 """``(owner, name, value)``: ``vars(owner)[name] is value``."""
-
-_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, enum.Enum, Operand)
 
 
 class Guards:

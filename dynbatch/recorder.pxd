@@ -10,7 +10,14 @@ from dynbatch.watch cimport Watch
 @cython.final
 cdef class Recorder:
     cdef readonly object bound_cell
-    cdef object slow
+    cdef public Form form
+    cdef public object __name__
+    cdef public object __doc__
+    cdef object _slow
+
+
+@cython.final
+cdef class Form:
     cdef Signature signature
     cdef bint returns
     cdef tuple types
@@ -18,19 +25,18 @@ cdef class Recorder:
     cdef Watch watch
     cdef object rest
     cdef object holds
-    cdef public object __name__
-    cdef public object __doc__
     cdef bytes kinds
     cdef tuple keys
     cdef Py_ssize_t count
+    cdef Py_ssize_t words
     cdef tuple values
     cdef tuple lists
     cdef tuple ints
     cdef tuple floats
     cdef object dtype
 
-    cdef bint _is_current(self) except -1
-    @cython.locals(i=Py_ssize_t, kind=Py_ssize_t, e=Expression)
-    cdef bint _fits(self, tuple args, Graph graph) except -1
-    @cython.locals(i=Py_ssize_t, at=Py_ssize_t, count=Py_ssize_t, e=Expression)
-    cdef _record(self, tuple args, Graph graph)
+    cdef bint is_current(self) except -1
+    @cython.locals(i=Py_ssize_t, kind=Py_ssize_t, kinds=bytes, keys=tuple, e=Expression)
+    cdef bint fits(self, tuple args, Graph graph) except -1
+    @cython.locals(i=Py_ssize_t, at=Py_ssize_t, count=Py_ssize_t, words=cython.p_longlong, e=Expression)
+    cdef record(self, tuple args, Graph graph)

@@ -20,22 +20,53 @@ _LEAST, _END = -1 << 63, 1 << 63  # integer payload is stored in 64 bits
 
 
 class Recorder:
-    """Records calls like the one that was traced, after all checks that the cell itself makes.
+    """A cell on one object, as its user has it: records calls like the last one traced, and leaves others to the cell.
 
     Attributes:
-        bound_cell: the cell, for every other call.
+        bound_cell: the cell.
+        form: of the calls that are recorded here; None before the first trace.
+    """
+
+    def __init__(self, bound: BoundCell) -> None:
+        self.bound_cell = bound
+        self.form: Form | None = None
+        self.__name__ = bound.__name__
+        self.__doc__ = bound.__doc__
+        self._slow = bound.record
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Record a call."""
+        graph, form = state.graph, self.form  # both as they are now, whatever another thread traces meanwhile
+        if form is None or graph is None or named or not form.fits(args, graph) or not form.is_current():
+            return self._slow(*args, **named)
+        return form.record(args, graph)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.bound_cell.instance, self.bound_cell.cell.attribute)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<cell {self.bound_cell.cell.name}>"
+
+
+class Form:
+    """Calls like one that was traced, with all the checks that the cell makes of them.
+
+    Attributes:
+        count: how many arguments a call has.
         kinds: what each argument is; ``values``, ``lists``, ``ints`` and ``floats`` are the places of each kind.
         keys: the type of an expression or of a list's elements; (least, end) of an integer; None for a float.
+        words: how many words a call takes, without the elements of lists.
         equal_lists: places of lists that must have one length.
         returns: 0 for one Expression, n for a tuple of n.
         dtype: of the graph, where no argument says it; else None.
         watch, rest, holds: what must be as it was in the trace; see `Guards`. ``rest`` is None where nothing is left.
     """
 
-    def __init__(self, bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> None:
+    def __init__(self, variant: Variant, args: tuple[Any, ...]) -> None:
         signature = variant.signature
-        self.bound_cell = bound
-        self.slow = bound.record
         self.signature = signature
         self.returns = variant.returns
         self.types = signature.types
@@ -43,8 +74,6 @@ class Recorder:
         left = any(facts is None for facts in variant.guards.notes.values())
         self.rest = variant.guards.compile(but_facts=True) if left else None
         self.holds = variant.holds
-        self.__name__ = bound.__name__
-        self.__doc__ = bound.__doc__
         ends: dict[int, int] = {}
         for position, size, _, _ in signature.bounds:
             ends[position] = min(size, ends.get(position, size))
@@ -70,48 +99,34 @@ class Recorder:
         self.values, self.lists, self.ints, self.floats = (
             tuple([i for i in range(len(args)) if kinds[i] == kind]) for kind in (_VALUE, _LIST, _INT, _FLOAT)
         )
+        self.words = len(self.values) + len(self.lists) + len(self.ints)
         self.equal_lists = tuple([tuple([self.lists[k] for k in group]) for group in signature.equal_lists])
         self.dtype = None if _VALUE in kinds or _LIST in kinds else state.graph.dtype
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """Record a call."""
-        graph = state.graph
-        if graph is None or named or not self._fits(args, graph) or not self._is_current():
-            return self.slow(*args, **named)
-        return self._record(args, graph)
-
-    def __reduce__(self) -> Any:
-        return self.bound_cell.__reduce__()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
-    def __repr__(self) -> str:
-        return repr(self.bound_cell)
-
-    def _is_current(self) -> bool:
+    def is_current(self) -> bool:
         """Whether all that the trace read is as it was, and calls need not be compared with it."""
         if self.watch.unchanged():
             return self.rest is None or self.rest()
         return not config.debug and self.holds()
 
-    def _fits(self, args: tuple[Any, ...], graph: Graph) -> bool:
+    def fits(self, args: tuple[Any, ...], graph: Graph) -> bool:
         """Whether these are arguments like those that were traced, and the expressions of this graph."""
         if len(args) != self.count or (self.dtype is not None and self.dtype != graph.dtype):
             return False
+        kinds, keys = self.kinds, self.keys
         for i in range(self.count):
             arg = args[i]
-            kind = self.kinds[i]
+            kind = kinds[i]
             if kind == _VALUE:
                 if type(arg) is not Expression:
                     return False
                 e = arg
-                if e.key is not self.keys[i] or e.graph is not graph:
+                if e.key is not keys[i] or e.graph is not graph:
                     return False
             elif kind == _INT:
                 if type(arg) is not int:
                     return False
-                least, end = self.keys[i]
+                least, end = keys[i]
                 if not least <= arg < end:
                     return False
             elif kind == _LIST:
@@ -121,7 +136,7 @@ class Recorder:
                     if type(element) is not Expression:
                         return False
                     e = element
-                    if e.key is not self.keys[i] or e.graph is not graph:
+                    if e.key is not keys[i] or e.graph is not graph:
                         return False
             elif type(arg) is not float:
                 return False
@@ -132,24 +147,25 @@ class Recorder:
                     return False
         return True
 
-    def _record(self, args: tuple[Any, ...], graph: Graph) -> Any:
+    def record(self, args: tuple[Any, ...], graph: Graph) -> Any:
         """Record a call with arguments that fit."""
-        count = len(self.values) + len(self.ints) + len(self.lists)
+        count = self.words
         for i in self.lists:
             count += len(args[i])
         at = graph.begin(self.signature, count)
+        words = graph.words.at
         for i in self.values:
             e = args[i]
-            graph.words.at[at] = e.vid
+            words[at] = e.vid
             at += 1
         for i in self.lists:
-            graph.words.at[at] = len(args[i])
+            words[at] = len(args[i])
             at += 1
             for e in args[i]:
-                graph.words.at[at] = e.vid
+                words[at] = e.vid
                 at += 1
         for i in self.ints:
-            graph.words.at[at] = args[i]
+            words[at] = args[i]
             at += 1
         if self.floats:
             graph.floats.extend([args[i] for i in self.floats])
@@ -159,12 +175,12 @@ class Recorder:
         return tuple([graph.add(key) for key in self.types])
 
 
-def recorder_for(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Recorder | None:
-    """A recorder of calls like this one; None where there is anything that it does not serve."""
+def form_of(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Form | None:
+    """The form of a call that was traced; None where it has anything that no form is for."""
     plain = all(
         type(a) in (Expression, int, float) or (type(a) is list and a and all(type(e) is Expression for e in a))
         for a in args
     )
     if variant.signature.tail or any(bound._static) or bound.cell.keyword_only or not plain or not args:
         return None
-    return Recorder(bound, variant, args)
+    return Form(variant, args)

@@ -1,6 +1,6 @@
 # C types of `watch.pyx`.
 
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport PyObject
 
 
 cdef struct Field:

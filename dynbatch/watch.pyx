@@ -7,7 +7,7 @@ in the dictionary that entry lies is remembered: `PyDict_Next` takes a position,
 
 from cpython.dict cimport PyDict_Next
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport PyObject
 
 cdef extern from *:
     """

@@ -68,7 +68,7 @@ def divide(x: Any, y: Any) -> Expression:
 
 
 def _number(name: str, x: Any) -> Any:
-    if not is_number(x):
+    if type(x) is not float and type(x) is not int and not is_number(x):
         raise TypeError(
             f"{user_line()}: {name}: expected an Expression, a parameter or a number, not {type(x).__name__}"
         )

@@ -10,4 +10,4 @@ cdef Op _lookup
 
 
 @cython.locals(signature=Signature, graph=Graph, at=Py_ssize_t)
-cpdef lookup(object p, object index=*, object update=*)
+cdef Expression _row(object p, object index)

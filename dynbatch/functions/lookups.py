@@ -32,6 +32,11 @@ def lookup(p: Any, index: int = 0, update: bool = True) -> Expression:
         index = payload_index("lookup", index, p.size, f"lookup parameter {p.name}")
     if state.tracer is not None:
         return _lookup.trace((p,), (index,))
+    return _row(p, index)
+
+
+def _row(p: Any, index: int) -> Expression:
+    """Record the look-up of a row that is there."""
     signature = p.lookup_signature
     if signature is None:
         signature = p.lookup_signature = _lookup.find((p,), 1, 0)

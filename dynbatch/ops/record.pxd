@@ -12,9 +12,9 @@ cdef class Use:
     cdef Py_ssize_t args
     cdef Signature signature
 
-    @cython.locals(i=Py_ssize_t, e=Expression)
+    @cython.locals(i=Py_ssize_t, keys=tuple, e=Expression)
     cdef bint fits(self, list operands, Graph graph) except -1
-    @cython.locals(at=Py_ssize_t, e=Expression)
+    @cython.locals(at=Py_ssize_t, words=cython.p_longlong, e=Expression)
     cdef Expression record(self, list operands, Graph graph)
 
 

@@ -38,23 +38,25 @@ class Use:
         """Whether these operands are of the same kinds, and the expressions of this graph."""
         if len(operands) != len(self.keys):
             return False
+        keys = self.keys
         for i in range(len(operands)):
             operand = operands[i]
             if type(operand) is Expression:
                 e = operand
-                if e.graph is not graph or e.key is not self.keys[i]:
+                if e.graph is not graph or e.key is not keys[i]:
                     return False
-            elif operand is not self.keys[i]:
+            elif operand is not keys[i]:
                 return False
         return True
 
     def record(self, operands: list[Any], graph: Graph) -> Expression:
         """Record a call with operands that fit."""
         at = graph.begin(self.signature, self.args)
+        words = graph.words.at
         for operand in operands:
             if type(operand) is Expression:
                 e = operand
-                graph.words.at[at] = e.vid
+                words[at] = e.vid
                 at += 1
         return graph.end(at, self.signature.type)
 
@@ -114,7 +116,7 @@ class Op:
                 at = graph.begin(signature, 1)
                 graph.words.at[at] = e.vid
                 return graph.end(at + 1, signature.type)
-        return self((as_operand(x),))
+        return self((as_operand(x, self.name),))
 
     def binary(self, x: Any, y: Any) -> Expression:
         """Record a call with two operands and nothing else: the fast path of `__call__`."""
@@ -159,7 +161,7 @@ class Op:
         table = self.table
         key: Any
         for operand in operands:
-            if operand.is_parameter:
+            if type(operand) is not Expression and operand.is_parameter:
                 table = operand.table
                 key = (self, ints, floats, static, *[o if o.is_parameter else o.type for o in operands])
                 break
