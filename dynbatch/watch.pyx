@@ -5,6 +5,8 @@ class is as it was, by the version that CPython gives to a class's contents, and
 in the dictionary that entry lies is remembered: `PyDict_Next` takes a position, and says which key it found there.
 """
 
+from sys import intern
+
 from cpython.dict cimport PyDict_Next
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
@@ -21,7 +23,7 @@ cdef class Watch:
     """Watches ``owner.name is value`` for some facts ``(owner, name, value)``."""
 
     def __cinit__(self, tuple facts):
-        self.facts = facts
+        self.facts = tuple([(owner, intern(name), value) for owner, name, value in facts])  # as dictionaries have them
         self.owners = []
         self.types = []
         self.count = len(facts)
@@ -31,7 +33,7 @@ cdef class Watch:
             raise MemoryError()
         cdef Py_ssize_t i, k
         for i in range(self.count):
-            owner, name, value = facts[i]
+            owner, name, value = self.facts[i]
             for k in range(len(self.owners)):
                 if self.owners[k] is owner:
                     break

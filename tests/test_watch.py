@@ -44,6 +44,17 @@ def test_facts_that_hold_are_known_to_hold() -> None:
 
 
 @pytest.mark.skipif(not compiled.in_use, reason="uncompiled, nothing is known")
+def test_names_that_were_computed() -> None:
+    thing = Thing()
+    for number in range(20):
+        setattr(thing, f"W_{number}", object())
+    watch = Watch(tuple((thing, f"W_{number}", getattr(thing, f"W_{number}")) for number in range(20)))
+    assert watch.unchanged()
+    thing.W_19 = thing.W_18
+    assert not watch.unchanged()
+
+
+@pytest.mark.skipif(not compiled.in_use, reason="uncompiled, nothing is known")
 def test_a_changed_class_is_looked_at_again() -> None:
     class Own(Thing):
         pass
