@@ -23,16 +23,21 @@ STAMP := $(VENV)/.setup
 
 .PHONY: setup demo test lint bench clean
 
-setup: $(STAMP) $(if $(EXTRAS),$(STAMP)-$(EXTRAS))
+setup: $(STAMP) $(if $(EXTRAS),$(STAMP)-$(EXTRAS)) $(STAMP)-compiled
 
-$(STAMP): setup.cfg
+$(STAMP): setup.cfg pyproject.toml
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,plot]'
+	DYNBATCH_PURE=1 $(BIN)/python -m pip install --quiet --editable '.[dev,plot]'
+	touch $@
+
+# pip above leaves compiling to this: it then happens once, and again only where a source has changed.
+$(STAMP)-compiled: $(STAMP) setup.py $(wildcard dynbatch/*.p* dynbatch/ops/record.p* dynbatch/functions/*.p*)
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
 # One stamp per set of extras. They are added to the environment, never taken out of it.
 $(STAMP)-%: $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	DYNBATCH_PURE=1 $(BIN)/python -m pip install --quiet --editable '.[$*]'
 	touch $@
 
 demo: setup
@@ -55,5 +60,7 @@ bench: setup $(STAMP)-bench
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 clean:
+	rm -f $(STAMP)-compiled
+	find dynbatch -name '*.so' -delete -o -name 'compiled.*.txt' -delete
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

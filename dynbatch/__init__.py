@@ -3,6 +3,7 @@
 The README shows a complete example; `docs/architecture.md` is the map of the code.
 """
 
+from dynbatch import compiled  # noqa: F401  first: it settles which modules those below are
 from dynbatch.cell import cell
 from dynbatch.config import init, load_environment
 from dynbatch.context import align, autobatch, forward, no_grad, phase, plan

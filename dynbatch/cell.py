@@ -19,8 +19,8 @@ from dynbatch.errors import CellError, ShapeError, user_line
 from dynbatch.graph import BatchedExpression, Expression, Graph, Operand, check_live, handle, state
 from dynbatch.guards import Guards, Inlined
 from dynbatch.ops.elementwise import to_float
-from dynbatch.ops.record import append_tail, checked_index, lane_count, spread
-from dynbatch.recorder import specialized
+from dynbatch.ops.record import checked_index, lane_count, spread
+from dynbatch.recorder import Recorder, form_of
 from dynbatch.signature import Signature
 from dynbatch.tracing import COUNTED, CellTracer, Payload, Ragged, Traced
 
@@ -92,8 +92,7 @@ class Cell:
         key = self._key(type(instance))
         found = instance.__dict__.get(key)
         if found is None or found.bound_cell.instance is not instance:
-            found = BoundCell(self, instance, key)
-            found.install(found)
+            found = instance.__dict__[key] = BoundCell(self, instance, key).recorder
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,8 +101,7 @@ class Cell:
             return self.__get__(args[0], self.owner)(*args[1:], **kwargs)
         if self._unbound is None:
             self._unbound = BoundCell(self, None, "")
-            self._unbound.install(self._unbound)
-        return self._unbound.fastest(*args, **kwargs)
+        return self._unbound.recorder(*args, **kwargs)
 
     def _key(self, cls: type) -> str:
         """Where in an instance's dictionary its bound cell lies.
@@ -135,33 +133,13 @@ class BoundCell:
         self.cell = cell
         self.instance = instance
         self.key = key
-        self.bound_cell = self
-        self.fastest: Callable[..., Any] = self.record
         self.variants: dict[Any, list[Variant]] = {}
         skip = 0 if instance is None else 1
         self.names = list(cell.parameters.parameters)[skip:]
         self._static = [n in cell.static for n in self.names]
         self.__name__ = cell.function.__name__
         self.__doc__ = cell.function.__doc__
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BoundCell:
-        return BoundCell(self.cell, memo.get(id(self.instance), self.instance), self.key)
-
-    def __reduce__(self) -> Any:
-        return getattr, (self.instance, self.cell.attribute)
-
-    def __repr__(self) -> str:
-        return f"<cell {self.cell.name}>"
-
-    def install(self, function: Callable[..., Any]) -> None:
-        """Make ``function`` what a call of the cell reaches first: this object, or its recorder for the last trace."""
-        self.fastest = function if function is not self else self.record
-        if self.instance is not None:
-            self.instance.__dict__[self.key] = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Record a call, by the recorder of the last trace where there is one."""
-        return self.fastest(*args, **kwargs)
+        self.recorder = Recorder(self)
 
     def record(self, *args: Any, **kwargs: Any) -> Any:
         """Record a call of any kind: one node; inlined within the trace of another cell."""
@@ -205,25 +183,15 @@ class BoundCell:
             )
         if signature.equal_lists:
             _check_lengths(self.cell.name, signature, lists)
-        index = graph.touch(signature)
-        stream = graph.stream
-        stream.extend((index, *vids))
         for elements in lists:
-            stream.append(len(elements))
-            stream.extend([e.vid for e in elements])
-        if ints:
-            stream.extend(ints)
+            vids.append(len(elements))
+            vids.extend([e.vid for e in elements])
+        graph.record(signature, vids + ints)
         if floats:
             graph.floats.extend(floats)
-        if signature.tail:
-            append_tail(graph, signature)
-        vid = graph.values
-        count = variant.returns
-        if not count:
-            graph.values = vid + 1
-            return Expression(graph, vid, signature.type)
-        graph.values = vid + count
-        return tuple([Expression(graph, vid + o, t) for o, t in enumerate(signature.types)])
+        if not variant.returns:
+            return graph.add(signature.type)
+        return tuple([graph.add(t) for t in signature.types])
 
     # ---- arguments --------------------------------------------------------------------------------------------------
 
@@ -345,9 +313,7 @@ class BoundCell:
             )
         variants.insert(0, variant)
         del variants[_MOST_VARIANTS:]
-        recorder = specialized(self, variant, args)
-        if recorder is not None and not config.debug:
-            self.install(recorder)
+        self.recorder.form = form_of(self, variant, args) or self.recorder.form
         return variant
 
     def _compare(self, variant: Variant, args: tuple[Any, ...], graph: Graph) -> None:

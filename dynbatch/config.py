@@ -80,7 +80,8 @@ class Config:
 config = Config()
 
 
-def _truth(text: str) -> bool:
+def truth(text: str) -> bool:
+    """A truth value from the environment."""
     if text.lower() in ("1", "true", "yes", "on"):
         return True
     if text.lower() in ("", "0", "false", "no", "off"):
@@ -94,8 +95,8 @@ _PARSERS: dict[str, Any] = {
     "seed": int,
     "dtype": str,
     "threads": int,
-    "check_validity": _truth,
-    "debug": _truth,
+    "check_validity": truth,
+    "debug": truth,
 }
 _CHANGEABLE_LATE = ("autobatch", "threads", "check_validity", "debug")
 

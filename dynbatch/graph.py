@@ -1,6 +1,7 @@
 """Recording: the graph is an append-only stream of integers, and an Expression is a handle on one value in it.
 
-Plain typed Python without NumPy, since this runs once for every op that a user calls. A node is recorded as
+Python without NumPy, since this runs once for every op that a user calls; with `graph.pxd`, which gives C types to what
+is here, it is compiled where there is a compiler (see `dynbatch.compiled`). A node is recorded as
 ``[signature, arguments..., (length, elements...) for each list, integer payloads...]`` in `Graph.stream`; floats go to
 `Graph.floats`. Where a node starts and what its parts mean follows from its signature, so that nothing else needs to
 be written. Everything about running is in `dynbatch.batching` and `dynbatch.cpu`.
@@ -11,7 +12,6 @@ together: broadcasting is a repeated argument, picking an element costs nothing,
 
 from __future__ import annotations
 
-import itertools
 import threading
 from array import array
 from collections.abc import Sequence
@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dynbatch.config import config
 from dynbatch.errors import CellError, StaleExpressionError, user_line
 from dynbatch.signature import Signature
+from dynbatch.words import Words
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dynbatch.types import Type
 
-_serials = itertools.count(1)
+_ROOM = 1024  # words that a graph has room for at first
 
 
 class State(threading.local):
@@ -44,13 +45,17 @@ class State(threading.local):
 class Graph:
     """Everything recorded since `renew_cg`, and where its values lie once they are computed.
 
+    A node is recorded in three steps, the last of which makes it count: `begin` makes room and writes the signature,
+    the caller writes the node's words behind it, and `end` takes them over. `record` is all three for words in a list.
+
     Attributes:
         live: False once the graph was renewed; its expressions are then refused.
-        stream: the recorded integers.
+        words: memory for the recorded integers; there is ``room`` for as many, and ``size`` of them are recorded.
         floats: float payloads, in recording order.
         data: values given by the user (`inputTensor`), flat; an integer payload holds the offset.
         values: how many values were recorded; the next value's id.
         signatures: the signatures used, by their index in the stream.
+        mark: an object of this graph's own; see `Signature.place`.
         lanes: (first value, count) of nodes recorded together as one manual batch.
         phases, phase_marks: numbers of the phases by name, and (first value, phase) wherever another phase begins.
         skips: (value, operations) of `dynbatch.align`.
@@ -59,9 +64,11 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self.serial = next(_serials)
+        self.mark = object()
         self.live = True
-        self.stream = array("q")
+        self.words = Words(_ROOM)
+        self.room = _ROOM
+        self.size = 0
         self.floats = array("d")
         self.data = array("f" if config.dtype == "float32" else "d")
         self.dtype = config.dtype
@@ -76,6 +83,11 @@ class Graph:
         self.tape = ""
         self.execution: Any = None
 
+    @property
+    def stream(self) -> memoryview:
+        """The recorded integers. What is recorded later may lie elsewhere in memory."""
+        return memoryview(self.words.memory)[: self.size]
+
     def touch(self, signature: Signature) -> int:
         """This graph's index of the signature, which is added on first use (and kept alive by the graph)."""
         index = self._indices.get(id(signature))
@@ -83,8 +95,64 @@ class Graph:
             index = len(self.signatures)
             self.signatures.append(signature)
             self._indices[id(signature)] = index
-        signature.place = (self.serial, index)
+        signature.place = (self.mark, index)
         return index
+
+    def begin(self, signature: Signature, count: int) -> int:
+        """Make room for a node of ``count`` words behind its signature; returns where in `words` they go."""
+        at = self.size
+        if at + count >= self.room:
+            self.room_for(count + 1)
+        place = signature.place
+        self.words.at[at] = place[1] if place[0] is self.mark else self.touch(signature)
+        return at + 1
+
+    def end(self, at: int, key: Type) -> Expression:
+        """A node with one output is complete, its words end at ``at``; returns the handle on its value."""
+        self.size = at
+        return self.add(key)
+
+    def add(self, key: Type) -> Expression:
+        """The handle on the next value, which is an output of the node recorded last."""
+        made = Expression.__new__(Expression)
+        made.graph = self
+        made.vid = self.values
+        made.key = key
+        self.values += 1
+        return made
+
+    def record(self, signature: Signature, words: list[int]) -> None:
+        """Record a node of these words, and of those that its trace adds: literals, and random keys drawn now.
+
+        Its outputs are then added one by one.
+        """
+        tail = signature.tail
+        at = self.begin(signature, len(words) + len(tail))
+        for word in words:
+            self.words.at[at] = word
+            at += 1
+        for item in tail:
+            self.words.at[at] = config.next_key() if item is None else item
+            at += 1
+        self.size = at
+
+    def room_for(self, count: int) -> int:
+        """Make room for as many words behind what is recorded; returns where they go."""
+        end = self.size + count
+        if end > self.room:
+            self._move(max(end, 2 * self.room))
+        return self.size
+
+    def trim(self) -> None:
+        """Give up the room that is not used: nothing more will be recorded."""
+        self._move(self.size)
+
+    def _move(self, room: int) -> None:
+        """Move the words to a place with this much room. Whoever looks at the old place keeps what is there."""
+        words = Words(room)
+        memoryview(words.memory)[: self.size] = self.stream
+        self.words = words
+        self.room = room
 
 
 def renew_cg() -> None:
@@ -107,18 +175,15 @@ def enter_phase(graph: Graph, name: str) -> None:
         graph.phase_marks.extend((graph.values, graph.phases.setdefault(name, len(graph.phases))))
 
 
-def _refuse_bool(self: Any) -> NoReturn:
-    raise TypeError(
-        "an Expression has no truth value: read its value first, e.g. `if e.value() > 0:` or `if e > 0:` for a scalar"
-    )
-
-
 class Operand:
     """What ops take: an `Expression` or a parameter. Has the operators.
 
     ``*`` and ``@`` are the matrix product between operands, and ``*`` scales by a number; ``+`` and ``-``
     broadcast as DyNet does, aligned at the left; ``/`` divides elementwise; ``[]`` picks along the first dimension.
     Comparisons with numbers read the value.
+
+    Every operand has a ``type``, the shape and dtype of its value; a ``graph``, which is None for a parameter; and a
+    ``key``, see `Expression`.
     """
 
     __slots__ = ()
@@ -126,15 +191,12 @@ class Operand:
     __array_ufunc__ = None  # so that a NumPy number on the left leaves the operator to the Operand
     is_parameter = False
     is_lookup = False
-    graph: Graph | None
-    key: Any
-    type: Type
 
     def __add__(self, other: Any) -> Expression:
         return arithmetic.plus(self, other)
 
     def __radd__(self, other: Any) -> Expression:
-        return arithmetic.plus(self, other)
+        return arithmetic.plus(other, self)
 
     def __sub__(self, other: Any) -> Expression:
         return arithmetic.minus(self, other)
@@ -146,7 +208,7 @@ class Operand:
         return arithmetic.times(self, other)
 
     def __rmul__(self, other: Any) -> Expression:
-        return arithmetic.times(self, other)
+        return arithmetic.times(other, self)
 
     def __matmul__(self, other: Any) -> Expression:
         return arithmetic.matrix_product(self, other)
@@ -166,9 +228,13 @@ class Operand:
     def __getitem__(self, index: Any) -> Expression:
         return shapes.get_item(self, index)
 
-    __bool__ = _refuse_bool
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "an Expression has no truth value: read its value first, e.g. `if e.value() > 0:` or `if e > 0:` for a "
+            "scalar"
+        )
 
-    def __len__(self) -> int:
+    def __len__(self: Any) -> int:
         return self.type.shape[0]
 
     def __lt__(self, other: float) -> bool:
@@ -191,12 +257,13 @@ class Operand:
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     def __float__(self) -> float:
         return self.scalar_value()
 
-    def dim(self) -> tuple[tuple[int, ...], int]:
+    def dim(self: Any) -> tuple[tuple[int, ...], int]:
         """(shape, number of batch elements)."""
         return self.type.shape, 1
 
@@ -254,7 +321,7 @@ class Expression(Operand):
         self.key = key
 
     @property
-    def type(self) -> Type:  # type: ignore[override]
+    def type(self) -> Type:
         """Shape and dtype of the value."""
         return self.key
 
@@ -262,6 +329,9 @@ class Expression(Operand):
     def vids(self) -> Sequence[int]:
         """Ids of the values: one, or one for each batch element."""
         return (self.vid,)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Expression is a handle in its graph, and cannot be copied or pickled: read its value")
 
     def __repr__(self) -> str:
         shape, batch = self.dim()
@@ -312,7 +382,7 @@ class BatchedExpression(Expression):
         self._type = type
 
     @property
-    def type(self) -> Type:  # type: ignore[override]
+    def type(self) -> Type:
         """Shape and dtype of one element."""
         return self._type
 

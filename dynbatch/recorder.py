@@ -1,113 +1,186 @@
-"""Generated recorders: the function that a call of a traced cell reaches first."""
+"""Recorders: what a call of a traced cell reaches first.
+
+It serves expressions, lists of them and numbers; every other call it leaves to the cell. With `recorder.pxd`, which
+gives C types to what is here, it is compiled where there is a compiler (see `dynbatch.compiled`).
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dynbatch.config import config
-from dynbatch.graph import Expression, state
-from dynbatch.guards import FAILURES
+from dynbatch.graph import Expression, Graph, state
+from dynbatch.watch import Watch
 
 if TYPE_CHECKING:
     from dynbatch.cell import BoundCell, Variant
 
-_RECORDER = """
-def record({parameters}, *rest, **named):
-    graph = state.graph
-    try:
-        fits = {condition}
-    except failures:
-        fits = False
-    if not fits:
-        return slow(*[a for a in ({arguments},) if a is not missing], *rest, **named)
-    place = signature.place
-    graph.stream.extend(({record}))
-    {floats}
-    vid = graph.values
-    graph.values = vid + {count}
-    return {result}
-"""
+_VALUE, _LIST, _INT, _FLOAT = range(4)
+_LEAST, _END = -1 << 63, 1 << 63  # integer payload is stored in 64 bits
 
 
-def specialized(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """A function that records calls like this one, with all checks of `BoundCell.__call__` written out in one place.
+class Recorder:
+    """A cell on one object, as its user has it: records calls like the last one traced, and leaves others to the cell.
 
-    It serves expressions, lists of them and numbers (None where there is anything else); every other call it leaves
-    to the cell. Recording is what a user's Python pays for each node: this takes a third of the general path's time.
+    Attributes:
+        bound_cell: the cell.
+        form: of the calls that are recorded here; None before the first trace.
     """
-    signature = variant.signature
+
+    def __init__(self, bound: BoundCell) -> None:
+        self.bound_cell = bound
+        self.form: Form | None = None
+        self.__name__ = bound.__name__
+        self.__doc__ = bound.__doc__
+        self._slow = bound.record
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Record a call."""
+        graph, form = state.graph, self.form  # both as they are now, whatever another thread traces meanwhile
+        if form is None or graph is None or named or not form.fits(args, graph) or not form.is_current():
+            return self._slow(*args, **named)
+        return form.record(args, graph)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.bound_cell.instance, self.bound_cell.cell.attribute)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<cell {self.bound_cell.cell.name}>"
+
+
+class Form:
+    """Calls like one that was traced, with all the checks that the cell makes of them.
+
+    Attributes:
+        count: how many arguments a call has.
+        kinds: what each argument is; ``values``, ``lists``, ``ints`` and ``floats`` are the places of each kind.
+        keys: the type of an expression or of a list's elements; (least, end) of an integer; None for a float.
+        words: how many words a call takes, without the elements of lists.
+        equal_lists: places of lists that must have one length.
+        returns: 0 for one Expression, n for a tuple of n.
+        dtype: of the graph, where no argument says it; else None.
+        watch, rest, holds: what must be as it was in the trace; see `Guards`. ``rest`` is None where nothing is left.
+    """
+
+    def __init__(self, variant: Variant, args: tuple[Any, ...]) -> None:
+        signature = variant.signature
+        self.signature = signature
+        self.returns = variant.returns
+        self.types = signature.types
+        self.watch = Watch((*variant.guards.facts, (config, "debug", False)))
+        left = any(facts is None for facts in variant.guards.notes.values())
+        self.rest = variant.guards.compile(but_facts=True) if left else None
+        self.holds = variant.holds
+        ends: dict[int, int] = {}
+        for position, size, _, _ in signature.bounds:
+            ends[position] = min(size, ends.get(position, size))
+        kinds: list[int] = []
+        keys: list[Any] = []
+        for arg in args:
+            if type(arg) is Expression:
+                kinds.append(_VALUE)
+                keys.append(arg.key)
+            elif type(arg) is list:
+                kinds.append(_LIST)
+                keys.append(arg[0].key)
+            elif type(arg) is int:
+                end = ends.get(kinds.count(_INT))
+                kinds.append(_INT)
+                keys.append((_LEAST, _END) if end is None else (0, end))
+            else:
+                kinds.append(_FLOAT)
+                keys.append(None)
+        self.kinds = bytes(kinds)
+        self.keys = tuple(keys)
+        self.count = len(args)
+        self.values, self.lists, self.ints, self.floats = (
+            tuple([i for i in range(len(args)) if kinds[i] == kind]) for kind in (_VALUE, _LIST, _INT, _FLOAT)
+        )
+        self.words = len(self.values) + len(self.lists) + len(self.ints)
+        self.equal_lists = tuple([tuple([self.lists[k] for k in group]) for group in signature.equal_lists])
+        self.dtype = None if _VALUE in kinds or _LIST in kinds else state.graph.dtype
+
+    def is_current(self) -> bool:
+        """Whether all that the trace read is as it was, and calls need not be compared with it."""
+        if self.watch.unchanged():
+            return self.rest is None or self.rest()
+        return not config.debug and self.holds()
+
+    def fits(self, args: tuple[Any, ...], graph: Graph) -> bool:
+        """Whether these are arguments like those that were traced, and the expressions of this graph."""
+        if len(args) != self.count or (self.dtype is not None and self.dtype != graph.dtype):
+            return False
+        kinds, keys = self.kinds, self.keys
+        for i in range(self.count):
+            arg = args[i]
+            kind = kinds[i]
+            if kind == _VALUE:
+                if type(arg) is not Expression:
+                    return False
+                e = arg
+                if e.key is not keys[i] or e.graph is not graph:
+                    return False
+            elif kind == _INT:
+                if type(arg) is not int:
+                    return False
+                least, end = keys[i]
+                if not least <= arg < end:
+                    return False
+            elif kind == _LIST:
+                if type(arg) is not list or not arg:
+                    return False
+                for element in arg:
+                    if type(element) is not Expression:
+                        return False
+                    e = element
+                    if e.key is not keys[i] or e.graph is not graph:
+                        return False
+            elif type(arg) is not float:
+                return False
+        for group in self.equal_lists:
+            length = len(args[group[0]])
+            for i in group:
+                if len(args[i]) != length:
+                    return False
+        return True
+
+    def record(self, args: tuple[Any, ...], graph: Graph) -> Any:
+        """Record a call with arguments that fit."""
+        count = self.words
+        for i in self.lists:
+            count += len(args[i])
+        at = graph.begin(self.signature, count)
+        words = graph.words.at
+        for i in self.values:
+            e = args[i]
+            words[at] = e.vid
+            at += 1
+        for i in self.lists:
+            words[at] = len(args[i])
+            at += 1
+            for e in args[i]:
+                words[at] = e.vid
+                at += 1
+        for i in self.ints:
+            words[at] = args[i]
+            at += 1
+        if self.floats:
+            graph.floats.extend([args[i] for i in self.floats])
+        graph.size = at
+        if not self.returns:
+            return graph.add(self.types[0])
+        return tuple([graph.add(key) for key in self.types])
+
+
+def form_of(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Form | None:
+    """The form of a call that was traced; None where it has anything that no form is for."""
     plain = all(
         type(a) in (Expression, int, float) or (type(a) is list and a and all(type(e) is Expression for e in a))
         for a in args
     )
-    if signature.tail or any(bound._static) or bound.cell.keyword_only or not plain or not args:
+    if variant.signature.tail or any(bound._static) or bound.cell.keyword_only or not plain or not args:
         return None
-    names = [f"a{i}" for i in range(len(args))]
-    tests: list[str] = []
-    vids: list[str] = []
-    ints: list[str] = []
-    floats: list[str] = []
-    lists: list[str] = []
-    listed: list[str] = []
-    namespace: dict[str, Any] = {
-        **variant.guards.namespace,
-        "Expression": Expression,
-        "signature": signature,
-        "slow": bound.record,
-        "failures": FAILURES,
-        "missing": object(),
-        "state": state,
-        "config": config,
-    }
-    limits: dict[int, int] = {}
-    for position, size, _, _ in signature.bounds:
-        limits[position] = min(size, limits.get(position, size))
-    for name, arg in zip(names, args):
-        if type(arg) is Expression:
-            namespace[f"t_{name}"] = arg.key
-            tests.append(f"{name}.key is t_{name} and {name}.graph is graph")
-            vids.append(f"{name}.vid")
-        elif type(arg) is list:
-            namespace[f"t_{name}"] = arg[0].key
-            each = f"all([e.key is t_{name} and e.graph is graph for e in {name}])"
-            tests.append(f"type({name}) is list and {name} and {each}")
-            lists += [f"len({name})", f"*[e.vid for e in {name}]"]
-            listed.append(name)
-        elif type(arg) is int:
-            limit = limits.get(len(ints))
-            in_range = f"0 <= {name} < {limit}" if limit is not None else f"{-1 << 63} <= {name} < {1 << 63}"
-            tests.append(f"type({name}) is int and {in_range}")
-            ints.append(name)
-        else:
-            tests.append(f"type({name}) is float")
-            floats.append(name)
-    for group in signature.equal_lists:
-        tests.append(" == ".join(f"len({listed[k]})" for k in group))
-    if not vids and not lists:  # types of expressions say which precision it is; payload alone does not
-        namespace["dtype"] = state.graph.dtype
-        tests.append("graph.dtype == dtype")
-    tests += ["graph is not None", "not rest", "not named", "not config.debug", variant.guards.condition]
-    for o, t in enumerate(signature.types):
-        namespace[f"out{o}"] = t
-    index = "place[1] if place[0] == graph.serial else graph.touch(signature)"
-    made = [f"Expression(graph, vid + {o}, out{o})" for o in range(len(signature.types))]
-    source = _RECORDER.format(
-        parameters=", ".join(f"{name}=missing" for name in names),
-        arguments=", ".join(names),
-        condition=" and ".join(tests),
-        record=", ".join([index, *vids, *lists, *ints]) + ",",
-        floats=f"graph.floats.extend(({', '.join(floats)},))" if floats else "",
-        count=len(made),
-        result=f"({', '.join(made)},)" if variant.returns else made[0],
-    )
-    # a file name within the package, so that an error names the line of the user's that called it
-    exec(
-        compile(source, os.path.join(os.path.dirname(__file__), f"<recorder of {bound.cell.name}>"), "exec"), namespace
-    )
-    recorder = namespace["record"]
-    recorder.bound_cell = bound
-    recorder.__name__ = bound.__name__
-    recorder.__doc__ = bound.__doc__
-    return recorder
+    return Form(variant, args)

@@ -18,7 +18,7 @@ class Signature:
         types: types of the outputs.
         tail: integer payloads that the trace adds to each call: an int for a literal, None for a random key.
         bounds: (position, size, op, what) of integer payloads that index something, to be checked at each call.
-        place: (serial of the graph that used it last, its index there); one tuple so that threads cannot mix them.
+        place: (mark of the graph that used it last, its index there); one tuple so that threads cannot mix them.
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class Signature:
         self.bounds = bounds
         self.types: tuple[Type, ...] = tuple(program.values[v].type for v in program.outputs)  # type: ignore[misc]
         self.type = self.types[0]
-        self.place = (0, 0)
+        self.place: tuple[object, int] = (None, 0)
         self.cache: dict[Any, Any] = {}
         groups: dict[int, list[int]] = {}
         for index, group in program.groups.items():

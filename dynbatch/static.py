@@ -12,11 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dynbatch.config import config
 from dynbatch.errors import StaleExpressionError, StaticError, user_line
 from dynbatch.graph import BatchedExpression, Expression, Graph, check_live, enter_phase, state
+from dynbatch.words import Words
 
 _VALUES = (int, float, str, bytes, bool, type(None))
 
@@ -50,58 +49,73 @@ class Tape:
         names = list(graph.phases)
         self.phases = [(v, names[k]) for v, k in zip(graph.phase_marks[::2], graph.phase_marks[1::2])]
         self.result = result
-        self.stream = np.array(graph.stream, np.int64)
-        self._moves = np.zeros(self.stream.size, np.int64)  # one where a word is a value that moves with the tape
-        signature_at, input_at, self._key_at, data_at = [], [], [], []
+        graph.trim()
+        self.size = graph.size
+        self.words = graph.words
+        self.moves = Words(self.size)  # one where a word is a value that moves with the tape
+        self._signature_at: list[tuple[int, int]] = []  # places with what they hold: here a number of a signature
+        self._input_at: list[tuple[int, int]] = []  # number of an input
+        self._data_at: list[tuple[int, int]] = []  # offset in the tape's data
+        self._key_at: list[int] = []
+        self._find_places(graph.stream)
+        self._indices = list(range(len(self.signatures)))
+
+    def _find_places(self, stream: memoryview) -> None:
+        """What depends on where the tape is appended."""
         p = 0
-        while p < self.stream.size:
-            signature = self.signatures[self.stream[p]]
+        while p < self.size:
+            signature = self.signatures[stream[p]]
             args, lists, ints, _, _ = signature.program.layout
-            signature_at.append(p)
+            self._signature_at.append((p, stream[p]))
             values = list(range(p + 1, p + 1 + args))
             p += 1 + args
             for _ in range(lists):
-                length = int(self.stream[p])
+                length = stream[p]
                 values += range(p + 1, p + 1 + length)
                 p += 1 + length
             for at in values:
-                if self.stream[at] < inputs:
-                    input_at.append(at)
+                if stream[at] < self.inputs:
+                    self._input_at.append((at, stream[at]))
                 else:
-                    self._moves[at] = 1
-            data_at += [p + v.index for v in signature.program.values if v.kind == "data"]
+                    self.moves.at[at] = 1
+            self._data_at += [(p + v.index, stream[p + v.index]) for v in signature.program.values if v.kind == "data"]
             tail = p + ints - len(signature.tail)
             self._key_at += [tail + i for i, item in enumerate(signature.tail) if item is None]
             p += ints
-        self._signature_at = np.array(signature_at, np.int64)
-        self._input_at = np.array(input_at, np.int64)
-        self._data_at = np.array(data_at, np.int64)
-        self._own_index = self.stream[self._signature_at]
-        self._baked: tuple[tuple[int, ...], np.ndarray] = ((), self.stream)
 
     def same_as(self, other: Tape) -> bool:
         """Whether another recording is the same but for its random keys."""
-        if len(self._key_at) != len(other._key_at) or self.stream.size != other.stream.size:
-            return False
-        mine, theirs = self.stream.copy(), other.stream.copy()
-        mine[self._key_at] = theirs[other._key_at] = 0
-        equal = np.array_equal(mine, theirs) and self.floats == other.floats and self.data == other.data
+        mine, theirs = self._plain_words(), other._plain_words()
+        equal = mine == theirs and self.floats == other.floats and self.data == other.data
         return equal and all(
             a.program is b.program and a.binding == b.binding for a, b in zip(self.signatures, other.signatures)
         )
 
+    def _plain_words(self) -> list[int]:
+        """What was recorded, without random keys and by the tape's own numbers of signatures."""
+        words = list(memoryview(self.words.memory)[: self.size])
+        for at, number in self._signature_at:
+            words[at] = number
+        for at in self._key_at:
+            words[at] = 0
+        return words
+
     def replay(self, graph: Graph, inputs: list[Expression]) -> Any:
         """Append the tape to a graph, and return what the function returned, as expressions of that graph."""
         base = graph.values - self.inputs
-        words = self._with_indices(graph) + self._moves * base
-        if inputs:
-            words[self._input_at] = np.array([e.vid for e in inputs], np.int64)[self.stream[self._input_at]]
-        if self._data_at.size:
-            words[self._data_at] += len(graph.data)
-            graph.data.extend(self.data)
+        self._take_indices(graph)
+        start = graph.room_for(self.size)
+        words = graph.words
+        words.put_moved(start, self.words, self.moves, self.size, base)
+        for at, number in self._input_at:
+            words.at[start + at] = inputs[number].vid
+        for at, offset in self._data_at:
+            words.at[start + at] = offset + len(graph.data)
         for at in self._key_at:
-            words[at] = config.next_key()
-        graph.stream.frombytes(words.data.cast("B"))
+            words.at[start + at] = config.next_key()
+        graph.size = start + self.size
+        if self.data:
+            graph.data.extend(self.data)
         if self.floats:
             graph.floats.extend(self.floats)
         for i in range(0, len(self.lanes), 2):
@@ -116,14 +130,13 @@ class Tape:
             enter_phase(graph, state.phase)
         return _moved(self.result, graph, base, inputs)
 
-    def _with_indices(self, graph: Graph) -> np.ndarray:
-        """The stream with the graph's own signature indices; graphs mostly agree, so the last one is kept."""
-        indices = tuple([graph.touch(s) for s in self.signatures])
-        if self._baked[0] != indices:
-            words = self.stream.copy()
-            words[self._signature_at] = np.array(indices, np.int64)[self._own_index]
-            self._baked = (indices, words)
-        return self._baked[1]
+    def _take_indices(self, graph: Graph) -> None:
+        """Write the graph's own indices of the signatures; graphs mostly agree, so the last ones are kept."""
+        indices = [graph.touch(s) for s in self.signatures]
+        if indices != self._indices:
+            self._indices = indices
+            for at, number in self._signature_at:
+                self.words.at[at] = indices[number]
 
 
 def _moved(result: Any, graph: Graph, base: int, inputs: list[Expression]) -> Any:

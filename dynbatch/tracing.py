@@ -143,7 +143,7 @@ class Traced(Expression):
         self.value_id = value_id
 
     @property
-    def type(self) -> Type:  # type: ignore[override]
+    def type(self) -> Type:
         """Shape and dtype of the value."""
         return self.tracer.type(self.value_id)
 

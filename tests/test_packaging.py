@@ -7,14 +7,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
+from dynbatch import compiled
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 NOT_SOURCE = shutil.ignore_patterns(
-    ".*", "__pycache__", "build", "dist", "*.egg-info", "*.pyc", "*.safetensors", "shared", "venv"
-)
+    ".*", "__pycache__", "build", "dist", "*.egg-info", "*.pyc", "*.so", "compiled.*.txt", "*.safetensors", "shared",
+    "venv",
+)  # fmt: skip
 # Planted in the copy that the wheel is built from, so that this holds before the first kernel is written.
 PLANTED_KERNEL = "dynbatch/cuda/kernels/planted.cu"
 
@@ -42,11 +46,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built without network from what `make setup` installed."""
-    out = tmp_path_factory.mktemp("wheel")
-    run("-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", out, source, cwd=out)
+    """The wheel without compiled modules, built without network from what `make setup` installed."""
+    return build(source, tmp_path_factory.mktemp("wheel"), DYNBATCH_PURE="1")
+
+
+def build(source: Path, out: Path, **environment: str) -> Path:
+    """The wheel of a copy of the checkout."""
+    options = ("--no-deps", "--no-index", "--no-build-isolation")
+    run("-m", "pip", "wheel", *options, "-w", out, source, cwd=out, **environment)
     (built,) = out.glob("*.whl")
     return built
+
+
+def files(wheel: Path) -> set[str]:
+    """What of the package is in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if name.startswith("dynbatch/")}
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
@@ -57,10 +72,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 def test_the_wheel_holds_every_file_of_the_package(source: Path, wheel: Path) -> None:
     written = {path.relative_to(source).as_posix() for path in (source / "dynbatch").rglob("*") if path.is_file()}
-    with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if name.startswith("dynbatch/")}
-    assert packed == written
-    assert {"dynbatch/py.typed", PLANTED_KERNEL} <= packed
+    assert files(wheel) == written
+    assert {"dynbatch/py.typed", PLANTED_KERNEL} <= written
 
 
 def test_the_wheel_holds_the_license(wheel: Path) -> None:
@@ -69,20 +82,45 @@ def test_the_wheel_holds_the_license(wheel: Path) -> None:
         assert archive.read(name).decode() == (CHECKOUT / "LICENSE").read_text()
 
 
-def test_the_installed_wheel_runs_outside_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    target = tmp_path / "installed"
-    run("-m", "pip", "install", "--no-deps", "--no-index", "--target", target, wheel, cwd=tmp_path)
-    program = "\n".join(
-        [
-            "import dynbatch as dy",
-            "x = dy.inputVector([1, 2])",
-            "print(dy.__file__)",
-            "print((2 * x).npvalue().tolist())",
-        ]
-    )
-    place, value = run("-c", program, cwd=tmp_path, PYTHONPATH=str(target)).splitlines()
+PROGRAM = """
+import dynbatch as dy
+x = dy.inputVector([1, 2])
+print(dy.__file__)
+print(dy.compiled.in_use)
+print((2 * x).npvalue().tolist())
+"""
+
+
+def installed(wheel: Path, folder: Path) -> tuple[str, str]:
+    """Install a wheel and run a program with it: whether its modules are compiled, and what the program prints."""
+    target = folder / "installed"
+    run("-m", "pip", "install", "--no-deps", "--no-index", "--target", target, wheel, cwd=folder)
+    place, used, value = run("-c", PROGRAM, cwd=folder, PYTHONPATH=str(target)).splitlines()
     assert Path(place).is_relative_to(target)
-    assert value == "[2.0, 4.0]"
+    return used, value
+
+
+def test_the_installed_wheel_runs_outside_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    assert wheel.name.endswith("-none-any.whl")
+    assert installed(wheel, tmp_path) == ("False", "[2.0, 4.0]")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_wheel_with_compiled_modules(wheel: Path, tmp_path: Path) -> None:
+    shutil.copytree(CHECKOUT, source := tmp_path / "source", ignore=NOT_SOURCE)
+    built = build(source, tmp_path)
+    suffix = EXTENSION_SUFFIXES[0]
+    modules = {f"dynbatch/{module.replace('.', '/')}{suffix}" for module in compiled.MODULES}
+    assert files(built) == files(wheel) - {PLANTED_KERNEL} | modules | {f"dynbatch/{compiled.STAMP}"}
+    assert not built.name.endswith("-any.whl")
+    assert installed(built, tmp_path) == ("True", "[2.0, 4.0]")
+
+
+def test_without_a_compiler_the_wheel_is_uncompiled(wheel: Path, tmp_path: Path) -> None:
+    shutil.copytree(CHECKOUT, source := tmp_path / "source", ignore=NOT_SOURCE)
+    built = build(source, tmp_path, CC="false")
+    assert files(built) == files(wheel) - {PLANTED_KERNEL}
+    assert installed(built, tmp_path) == ("False", "[2.0, 4.0]")
 
 
 def test_importing_loads_nothing_that_is_only_needed_later(tmp_path: Path) -> None:

@@ -46,14 +46,6 @@ def payload_indices(name: str, indices: Iterable[Any], size: int, what: str) -> 
     return checked
 
 
-def operand_pair(name: str, x: Any, y: Any) -> tuple[Any, Any]:
-    """The two operands; raises TypeError where one is none."""
-    if not isinstance(x, Operand) or not isinstance(y, Operand):
-        wrong = y if isinstance(x, Operand) else x
-        raise TypeError(f"{user_line()}: {name}: expected an Expression or a parameter, not {type(wrong).__name__}")
-    return x, y
-
-
 def simple_op(primitive: Any, name: str | None = None, **attrs: Any) -> Op:
     """An op that is one primitive."""
     return Op(name or primitive.name, lambda t, *values: t.emit(primitive, *values, **attrs))

@@ -6,7 +6,7 @@ from typing import Any
 
 from dynbatch.compiler.trace import Tracer
 from dynbatch.errors import user_line
-from dynbatch.functions.arguments import is_number, operand_pair, simple_op
+from dynbatch.functions.arguments import is_number, simple_op
 from dynbatch.graph import Expression, Operand
 from dynbatch.ops import elementwise as ew
 from dynbatch.ops import linear
@@ -28,9 +28,11 @@ def emit_product(t: Tracer, a: int, b: int) -> int:
 
 def plus(x: Any, y: Any) -> Expression:
     """``x + y``, either of which may be a number."""
-    if isinstance(y, Operand):
-        return _add.binary(x, y)
-    return _add((x,), (), (_number("+", y),))
+    if not isinstance(y, Operand):
+        return _add((x,), (), (_number("+", y),))
+    if not isinstance(x, Operand):
+        return _add((y,), (), (_number("+", x),))
+    return _add.binary(x, y)
 
 
 def minus(x: Any, y: Any) -> Expression:
@@ -44,14 +46,16 @@ def minus(x: Any, y: Any) -> Expression:
 
 def times(x: Any, y: Any) -> Expression:
     """``x * y``: the matrix product of two expressions, or scaling by a number."""
-    if isinstance(y, Operand):
-        return _times_matrix.binary(x, y)
-    return _cmult((x,), (), (_number("*", y),))
+    if not isinstance(y, Operand):
+        return _cmult((x,), (), (_number("*", y),))
+    if not isinstance(x, Operand):
+        return _cmult((y,), (), (_number("*", x),))
+    return _times_matrix.binary(x, y)
 
 
 def matrix_product(x: Any, y: Any) -> Expression:
     """``x @ y``: the matrix product."""
-    return _times_matrix.binary(*operand_pair("@", x, y))
+    return _times_matrix.binary(x, y)
 
 
 def divide(x: Any, y: Any) -> Expression:
@@ -64,7 +68,7 @@ def divide(x: Any, y: Any) -> Expression:
 
 
 def _number(name: str, x: Any) -> Any:
-    if not is_number(x):
+    if type(x) is not float and type(x) is not int and not is_number(x):
         raise TypeError(
             f"{user_line()}: {name}: expected an Expression, a parameter or a number, not {type(x).__name__}"
         )
@@ -73,12 +77,12 @@ def _number(name: str, x: Any) -> Any:
 
 def cmult(x: Any, y: Any) -> Expression:
     """Elementwise product, broadcasting."""
-    return _cmult.binary(*operand_pair("cmult", x, y))
+    return _cmult.binary(x, y)
 
 
 def cdiv(x: Any, y: Any) -> Expression:
     """Elementwise quotient, broadcasting."""
-    return _cdiv.binary(*operand_pair("cdiv", x, y))
+    return _cdiv.binary(x, y)
 
 
 def pow(x: Any, y: Any) -> Expression:
@@ -90,12 +94,12 @@ def pow(x: Any, y: Any) -> Expression:
 
 def bmax(x: Any, y: Any) -> Expression:
     """Elementwise maximum of two expressions."""
-    return _bmax.binary(*operand_pair("bmax", x, y))
+    return _bmax.binary(x, y)
 
 
 def bmin(x: Any, y: Any) -> Expression:
     """Elementwise minimum of two expressions."""
-    return _bmin.binary(*operand_pair("bmin", x, y))
+    return _bmin.binary(x, y)
 
 
 _bmax, _bmin = simple_op(ew.bmax), simple_op(ew.bmin)

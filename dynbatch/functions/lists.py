@@ -60,10 +60,8 @@ def _reduce_list(op: Op, exprs: Iterable[Any]) -> Expression:
         columns = [[len(operands)] * lanes, *(spread(o.vids, lanes) for o in operands)]
         return record_rows(signature, columns, (), lanes)
     graph = state.graph
-    graph.stream.extend((graph.touch(signature), len(operands)))
-    graph.stream.extend([o.vid for o in operands])
-    graph.values += 1
-    return Expression(graph, graph.values - 1, signature.type)
+    graph.record(signature, [len(operands), *[o.vid for o in operands]])
+    return graph.add(signature.type)
 
 
 def esum(exprs: Iterable[Any]) -> Expression:

@@ -32,15 +32,18 @@ def lookup(p: Any, index: int = 0, update: bool = True) -> Expression:
         index = payload_index("lookup", index, p.size, f"lookup parameter {p.name}")
     if state.tracer is not None:
         return _lookup.trace((p,), (index,))
+    return _row(p, index)
+
+
+def _row(p: Any, index: int) -> Expression:
+    """Record the look-up of a row that is there."""
     signature = p.lookup_signature
     if signature is None:
         signature = p.lookup_signature = _lookup.find((p,), 1, 0)
     graph = state.graph
-    place = signature.place
-    graph.stream.extend((place[1] if place[0] == graph.serial else graph.touch(signature), index))
-    vid = graph.values
-    graph.values = vid + 1
-    return Expression(graph, vid, signature.type)
+    at = graph.begin(signature, 1)
+    graph.words.at[at] = index
+    return graph.end(at + 1, signature.type)
 
 
 def lookup_batch(p: Any, indices: Iterable[int], update: bool = True) -> Expression:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dynbatch.compiler.trace import Tracer
 from dynbatch.errors import ShapeError, user_line
-from dynbatch.functions.arguments import operand_pair, simple_op
+from dynbatch.functions.arguments import simple_op
 from dynbatch.functions.arithmetic import emit_product
 from dynbatch.graph import Expression
 from dynbatch.ops import elementwise as ew
@@ -51,7 +51,7 @@ def affine_transform(exprs: Sequence[Any]) -> Expression:
     """``b + W1 * x1 + W2 * x2 + ...`` of the list ``[b, W1, x1, W2, x2, ...]``; the bias is added to each column."""
     if len(exprs) % 2 == 0:
         raise ShapeError(f"{user_line()}: affine_transform: expected [b, W1, x1, ...], an odd number, not {len(exprs)}")
-    return _affine.several(exprs)
+    return _affine.several(list(exprs))
 
 
 def transpose(x: Any) -> Expression:
@@ -61,4 +61,4 @@ def transpose(x: Any) -> Expression:
 
 def dot_product(x: Any, y: Any) -> Expression:
     """Inner product of two expressions of one shape, a scalar."""
-    return _dot_product.binary(*operand_pair("dot_product", x, y))
+    return _dot_product.binary(x, y)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dynbatch.compiler.trace import Tracer
 from dynbatch.errors import ShapeError, user_line
-from dynbatch.functions.arguments import Dim, operand_pair
+from dynbatch.functions.arguments import Dim
 from dynbatch.functions.batches import sum_batches
 from dynbatch.graph import Expression
 from dynbatch.ops import elementwise as ew
@@ -129,19 +129,19 @@ def squared_norm(x: Any) -> Expression:
 
 def squared_distance(x: Any, y: Any) -> Expression:
     """Sum of squared differences, a scalar."""
-    return _squared_distance.binary(*operand_pair("squared_distance", x, y))
+    return _squared_distance.binary(x, y)
 
 
 def l1_distance(x: Any, y: Any) -> Expression:
     """Sum of absolute differences, a scalar."""
-    return _l1_distance.binary(*operand_pair("l1_distance", x, y))
+    return _l1_distance.binary(x, y)
 
 
 def huber_distance(x: Any, y: Any, c: float = 1.345) -> Expression:
     """Sum of Huber's function: ``d * d / 2`` where the difference ``d`` is below ``c``, else ``c * (|d| - c / 2)``."""
-    return _huber_distance([as_operand(o) for o in operand_pair("huber_distance", x, y)], (), (c,))
+    return _huber_distance([as_operand(o, "huber_distance") for o in (x, y)], (), (c,))
 
 
 def binary_log_loss(x: Any, y: Any) -> Expression:
     """``-sum(y log(x) + (1 - y) log(1 - x))``, a scalar; ``0 log 0`` is zero."""
-    return _binary_log_loss.binary(*operand_pair("binary_log_loss", x, y))
+    return _binary_log_loss.binary(x, y)

@@ -11,12 +11,54 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynbatch.compiler.trace import Tracer
-from dynbatch.config import config
 from dynbatch.errors import DynbatchError, IndexRangeError, ShapeError, user_line
 from dynbatch.graph import Expression, Graph, Operand, check_live, handle, state
 from dynbatch.signature import Signature
 
 Payload = Sequence[Any]
+
+
+_MOST_USES = 4  # combinations of operands that are compared one by one, before the table is searched
+
+
+class Use:
+    """Operands that an op was called with: expressions of these types, and these parameters, in this order.
+
+    Attributes:
+        keys: types and parameters.
+        args: how many expressions there are.
+    """
+
+    def __init__(self, operands: list[Any], args: int, signature: Signature) -> None:
+        self.keys = tuple([o.key for o in operands])
+        self.args = args
+        self.signature = signature
+
+    def fits(self, operands: list[Any], graph: Graph) -> bool:
+        """Whether these operands are of the same kinds, and the expressions of this graph."""
+        if len(operands) != len(self.keys):
+            return False
+        keys = self.keys
+        for i in range(len(operands)):
+            operand = operands[i]
+            if type(operand) is Expression:
+                e = operand
+                if e.graph is not graph or e.key is not keys[i]:
+                    return False
+            elif operand is not keys[i]:
+                return False
+        return True
+
+    def record(self, operands: list[Any], graph: Graph) -> Expression:
+        """Record a call with operands that fit."""
+        at = graph.begin(self.signature, self.args)
+        words = graph.words.at
+        for operand in operands:
+            if type(operand) is Expression:
+                e = operand
+                words[at] = e.vid
+                at += 1
+        return graph.end(at, self.signature.type)
 
 
 class Op:
@@ -36,15 +78,20 @@ class Op:
         self, operands: Sequence[Any], ints: Payload = (), floats: Payload = (), static: tuple[Any, ...] = ()
     ) -> Expression:
         """Record a call. In a trace it is inlined instead."""
+        return self.record(operands, ints, floats, static)
+
+    def record(self, operands: Sequence[Any], ints: Payload, floats: Payload, static: tuple[Any, ...]) -> Expression:
+        """The same, with all arguments in order."""
         if state.tracer is not None:
             return self.trace(operands, ints, floats, static)
         graph = state.graph
         vids = []
         for operand in operands:
             if type(operand) is Expression:
-                if operand.graph is not graph:
-                    check_live(operand)
-                vids.append(operand.vid)
+                e = operand
+                if e.graph is not graph:
+                    check_live(e)
+                vids.append(e.vid)
             elif not operand.is_parameter:
                 return self._record_lanes(operands, ints, floats, static)
         for f in floats:
@@ -52,73 +99,59 @@ class Op:
                 floats = _numbers(self.name, floats)
                 break
         signature = self.find(operands, len(ints), len(floats), static)
-        place = signature.place
-        index = place[1] if place[0] == graph.serial else graph.touch(signature)
         if not vids and not ints and not floats and not signature.tail:
-            return self._constant(graph, signature, index)
-        graph.stream.extend((index, *vids, *ints))
+            return self._constant(graph, signature)
+        graph.record(signature, [*vids, *ints])
         if floats:
             graph.floats.extend(floats)
-        if signature.tail:
-            append_tail(graph, signature)
-        vid = graph.values
-        graph.values = vid + 1
-        return Expression(graph, vid, signature.type)
+        return graph.add(signature.type)
 
     def unary(self, x: Any) -> Expression:
         """Record a call with one operand and nothing else: the fast path of `__call__`."""
-        try:
-            signature = self.table.get(x.key)
-        except AttributeError:
-            signature = None
-        if signature is None or x.graph is not state.graph:
-            return self((as_operand(x),))
-        graph = x.graph
-        place = signature.place
-        graph.stream.extend((place[1] if place[0] == graph.serial else graph.touch(signature), x.vid))
-        vid = graph.values
-        graph.values = vid + 1
-        return Expression(graph, vid, signature.type)
+        if type(x) is Expression:
+            e = x
+            graph = e.graph
+            signature = self.table.get(e.key)
+            if signature is not None and graph is state.graph:
+                at = graph.begin(signature, 1)
+                graph.words.at[at] = e.vid
+                return graph.end(at + 1, signature.type)
+        return self((as_operand(x, self.name),))
 
     def binary(self, x: Any, y: Any) -> Expression:
         """Record a call with two operands and nothing else: the fast path of `__call__`."""
-        try:
-            signature = self.table.get((x.key, y.key))
-        except AttributeError:
-            signature = None
-        graph = state.graph
-        if signature is None or x.graph is not graph or y.graph is not graph:
-            return self((as_operand(x), as_operand(y)))
-        place = signature.place
-        graph.stream.extend((place[1] if place[0] == graph.serial else graph.touch(signature), x.vid, y.vid))
-        vid = graph.values
-        graph.values = vid + 1
-        return Expression(graph, vid, signature.type)
+        if type(x) is Expression and type(y) is Expression:
+            left, right = x, y
+            graph = left.graph
+            signature = self.table.get((left.key, right.key))
+            if signature is not None and graph is right.graph and graph is state.graph:
+                at = graph.begin(signature, 2)
+                graph.words.at[at] = left.vid
+                graph.words.at[at + 1] = right.vid
+                return graph.end(at + 2, signature.type)
+        return self.several([x, y])
 
-    def several(self, operands: Sequence[Any]) -> Expression:
+    def several(self, operands: list[Any]) -> Expression:
         """Record a call with any operands and nothing else.
 
-        Has a fast path for where the first is a parameter: an affine transform is what most nodes of a model without
-        cells are.
+        Has a fast path for expressions and parameters mixed: an affine transform is what most nodes of a model without
+        cells are. The first parameter knows the last few combinations in which it was used.
         """
         graph = state.graph
-        if graph is not None and getattr(operands[0], "is_parameter", False):
-            inputs = [o for o in operands if o.__class__ is Expression]
-            if inputs and all(e.graph is graph for e in inputs):
-                table = operands[0].table
-                key = (self, *[getattr(o, "key", o) for o in operands])
-                signature = table.get(key)
-                if signature is None:
-                    checked = [as_operand(o) for o in operands]
-                    if sum([o.is_parameter for o in checked]) + len(inputs) == len(checked):
-                        signature = table[key] = self.find(checked, 0, 0)
-                if signature is not None:
-                    place = signature.place
-                    index = place[1] if place[0] == graph.serial else graph.touch(signature)
-                    graph.stream.extend((index, *[e.vid for e in inputs]))
-                    graph.values += 1
-                    return Expression(graph, graph.values - 1, signature.type)
-        return self([as_operand(o) for o in operands])
+        table = _first_table(operands)
+        uses = None if table is None else table.get(self)
+        if uses is not None:
+            for use in uses:
+                if use.fits(operands, graph):
+                    return use.record(operands, graph)
+        checked = [as_operand(o, self.name) for o in operands]
+        if table is not None and graph is not None:
+            args = len([o for o in checked if type(o) is Expression])
+            if args and args + len([o for o in checked if o.is_parameter]) == len(checked):
+                uses = table.setdefault(self, [])
+                uses.insert(0, Use(checked, args, self.find(checked, 0, 0)))
+                del uses[_MOST_USES:]
+        return self(checked)
 
     def find(self, operands: Sequence[Any], ints: int, floats: int, static: tuple[Any, ...] = ()) -> Signature:
         """The signature for operands like these, traced on first sight.
@@ -128,7 +161,7 @@ class Op:
         table = self.table
         key: Any
         for operand in operands:
-            if operand.is_parameter:
+            if type(operand) is not Expression and operand.is_parameter:
                 table = operand.table
                 key = (self, ints, floats, static, *[o if o.is_parameter else o.type for o in operands])
                 break
@@ -165,14 +198,13 @@ class Op:
         except DynbatchError as error:
             raise described(error, self.name, operands) from None
 
-    def _constant(self, graph: Graph, signature: Signature, index: int) -> Expression:
+    def _constant(self, graph: Graph, signature: Signature) -> Expression:
         """A node that depends on parameters alone is recorded once a graph, as long as they do not change."""
         known = (signature, *[p.root.version for p in signature.binding])
         found = graph.constants.get(known)
         if found is None:
-            graph.stream.append(index)
-            found = graph.constants[known] = Expression(graph, graph.values, signature.type)
-            graph.values += 1
+            graph.record(signature, [])
+            found = graph.constants[known] = graph.add(signature.type)
         return found
 
     def _record_lanes(
@@ -196,6 +228,14 @@ class Op:
             )
         operands = [o if getattr(o, "is_lookup", False) else as_operand(o) for o in operands]
         return self._record_lanes(operands, ints, floats, static)
+
+
+def _first_table(operands: list[Any]) -> dict[Any, Any] | None:
+    """The table of the first operand that is a parameter; None where something else than an expression comes before."""
+    for operand in operands:
+        if type(operand) is not Expression:
+            return operand.table if getattr(operand, "is_parameter", False) else None
+    return None
 
 
 def _numbers(name: str, floats: Payload) -> list[float]:
@@ -235,15 +275,11 @@ def record_rows(
 ) -> Expression:
     """Append one node for each lane; `columns` hold what the stream gets behind the signature, by place."""
     graph = state.graph
-    index = graph.touch(signature)
     first = graph.values
     for lane, row in enumerate(zip(*columns)) if columns else enumerate([()] * lanes):
-        graph.stream.append(index)
-        graph.stream.extend(row)
+        graph.record(signature, list(row))
         if floats:
             graph.floats.extend([column[lane] for column in floats])
-        if signature.tail:
-            append_tail(graph, signature)
     graph.values = first + lanes
     if lanes > 1:
         graph.lanes.extend((first, lanes))
@@ -265,19 +301,15 @@ def checked_index(name: str, index: Any, size: int, what: str) -> int:
     return i + size if i < 0 else i
 
 
-def append_tail(graph: Graph, signature: Signature) -> None:
-    """Payload that the trace adds to each call: literals, and random keys drawn now."""
-    for item in signature.tail:
-        graph.stream.append(config.next_key() if item is None else item)
-
-
-def as_operand(x: Any) -> Any:
-    """``x`` where it is an operand; raises TypeError for anything else."""
+def as_operand(x: Any, name: str = "") -> Any:
+    """``x`` where it is an operand; raises TypeError for anything else, naming the op where there is a name."""
     if isinstance(x, Operand):
         if state.tracer is None and isinstance(x, Expression):
             check_live(x)
         return x
-    raise TypeError(f"{user_line()}: expected an Expression or a parameter, not {type(x).__name__}")
+    raise TypeError(
+        f"{user_line()}: {f'{name}: ' if name else ''}expected an Expression or a parameter, not {type(x).__name__}"
+    )
 
 
 def as_expression(x: Any) -> Expression:
