@@ -607,25 +607,34 @@ def test_a_fork_after_first_use(blas: str) -> None:
     assert child[1:] == parent[1:] and child[1:3] == first[1:]
 
 
-def test_threads_bounds_blas_and_numba_together() -> None:
+def test_threads_bounds_the_team_and_numba_and_blas_is_one_thread_within_plans_alone() -> None:
     printed = process(
         """
         import numba, threadpoolctl
         import dynbatch as dy
+        from dynbatch.batching.execution import Execution
+        from dynbatch.cpu import team
 
+        def blas():
+            return {l["num_threads"] for l in threadpoolctl.threadpool_info() if "numpy" in l["filepath"]}
+
+        run, within = Execution._run, []
+        Execution._run = lambda *args: (within.append(blas()), run(*args))
+        before = blas()
         for threads in (1, 2, None):
             dy.init(threads=threads)
             W = dy.ParameterCollection().add_parameters((3, 3))
             (W * dy.inputVector([1, 2, 3])).value()
-            blas = {l["num_threads"] for l in threadpoolctl.threadpool_info() if l["user_api"] == "blas"}
-            print(numba.get_num_threads(), *blas)
+            print(numba.get_num_threads(), team.TEAM._threads)
+        print(within == [{1}] * 3, blas() == before)
         """
     )
-    one, two, free = (line.split() for line in printed.splitlines())
-    cores = os.cpu_count() or 1
+    one, two, free, blas = (line.split() for line in printed.splitlines())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     assert one == ["1", "1"]
-    assert set(two) == {str(min(2, cores))} or set(two) <= {"1", "2"}
-    assert set(free) <= {str(cores), str(len(os.sched_getaffinity(0)))} if hasattr(os, "sched_getaffinity") else free
+    assert two == [str(min(2, cores))] * 2
+    assert set(free) <= {str(cores), str(os.cpu_count())}
+    assert blas == ["True", "True"]
 
 
 def test_numbas_layer_goes_with_numpys_blas() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dynbatch.config import config
-from dynbatch.cpu import blas, gemm, packing, profile
+from dynbatch.cpu import blas, gemm, packing, pieces, profile
 from dynbatch.cpu.gather import gather
 from dynbatch.cpu.jit import jit
 from dynbatch.cpu.team import TEAM
@@ -34,7 +34,7 @@ _OWN, _NUMPY, _MKL = 0, 1, 2
 _KINDS = {"own": _OWN, "numpy": _NUMPY, "mkl": _MKL}
 # Fields of a factor's table.
 _INNER, _WIDTH, _COLUMNS, _TEAM, _KERNEL, _PANELS, _GEMM, _BITS, _MATRIX, _TRANS, _LEADING = range(11)
-_COMPUTE, _MKL_PACKED, _KIND = 11, 12, 13
+_COMPUTE, _MKL_PACKED, _PIECE, _KIND = 11, 12, 13, 14
 _FIELDS = _KIND + len(_MEASURED_ROWS)
 
 
@@ -51,11 +51,8 @@ def choice() -> str:
 
 
 def apply_threads() -> None:
-    """Bound the threads of MKL, and of the own code, which has no use for more than there are cores."""
+    """Bound the threads that share out products, which have no use for more than there are cores."""
     TEAM.set_threads(min(threads(), _cores()))
-    library = mkl()
-    if library is not None:
-        library.set_threads(threads())
 
 
 def _cores() -> int:
@@ -67,7 +64,7 @@ def _cores() -> int:
 @functools.cache
 def _loaded_mkl(path: str) -> blas.Mkl:
     library = blas.Mkl(path)
-    library.set_threads(threads())
+    library.set_threads(1 if TEAM.can_help else threads())  # as NumPy's has while plans run: `dynbatch.cpu.threads`
     return library
 
 
@@ -115,8 +112,8 @@ def _mkl_is_faster(path: str) -> bool:
     x, m = np.full((512, 300), 0.01, np.float32), np.full((300, 1280), 0.01, np.float32)  # a weight's gradient
     out = np.empty((512, 1280), np.float32)
     candidates: dict[str, Callable[[], Callable[[], object]]] = {
-        "numpy": lambda: functools.partial(np.matmul, x, m, out=out),
-        "mkl": lambda: functools.partial(_by_library, _loaded_mkl(path), x, m, out),
+        "numpy": lambda: functools.partial(pieces.product, x, m, out, *blas.numpy_gemm("float32")),
+        "mkl": lambda: functools.partial(pieces.product, x, m, out, *_loaded_mkl(path).gemm("float32")),
     }
     return profile.answer("BLAS", candidates) == "mkl"
 
@@ -124,26 +121,10 @@ def _mkl_is_faster(path: str) -> bool:
 def product(x: np.ndarray, m: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """``x @ m`` of 2-D arrays by BLAS."""
     library = mkl()
-    if library is not None:
-        if out is None:
-            out = np.empty((x.shape[0], m.shape[1]), x.dtype)
-        if _by_library(library, x, m, out):
-            return out
-    return np.matmul(x, m, out=out)
-
-
-def _by_library(library: blas.Mkl, x: np.ndarray, m: np.ndarray, out: np.ndarray) -> bool:
-    """``out = x @ m`` by MKL; False (and nothing done) where their layout is not BLAS's."""
-    layouts = [blas.layout(a) for a in (x, m, out)]
-    if any(a is None for a in layouts) or layouts[2][0] != blas.NO_TRANS:  # type: ignore[index]
-        return False
-    (tx, lx), (tm, lm), (_, lo) = layouts  # type: ignore[misc]
-    function, bits = library.gemm(x.dtype.name)
-    blas.gemm(
-        x.dtype.type(1), function, bits, x.shape[0], m.shape[1], x.shape[1],
-        x.ctypes.data, tx, lx, m.ctypes.data, tm, lm, out.ctypes.data, lo,
-    )  # fmt: skip
-    return True
+    function, bits = library.gemm(x.dtype.name) if library is not None else blas.numpy_gemm(x.dtype.name)
+    if out is None:
+        out = np.empty((x.shape[0], m.shape[1]), x.dtype)
+    return out if pieces.product(x, m, out, function, bits) else np.matmul(x, m, out=out)
 
 
 class Factor:
@@ -170,10 +151,12 @@ class Factor:
         self._set(_TEAM, TEAM.address)
         for i, kind in enumerate(kinds):
             self._set(_KIND + i, _KINDS[kind])
+        TEAM.start()
         if "own" in kinds:
-            TEAM.start()
             self._set(_KERNEL, gemm.kernel(dtype))
             self._set_array(_PANELS, packing.pack(matrix))
+        if "numpy" in kinds or "mkl" in kinds:
+            self._set(_PIECE, pieces.piece(dtype))
         if "numpy" in kinds:
             matrix, trans, leading = blas.as_operand(matrix)
             function, bits = blas.numpy_gemm(dtype)
@@ -253,14 +236,15 @@ def multiply(mem: np.ndarray, x: int, x_stride: int, rows: int, factor: np.ndarr
             factor[_PANELS], inner, width, out_at, out_stride, factor[_COLUMNS],
         )  # fmt: skip
     elif kind == _NUMPY:
-        blas.gemm(
-            one, factor[_GEMM], factor[_BITS], rows, width, inner, x_at, blas.NO_TRANS, x_stride,
-            factor[_MATRIX], factor[_TRANS], factor[_LEADING], out_at, out_stride,
+        pieces.gemm(
+            factor[_TEAM], factor[_PIECE], one, factor[_GEMM], factor[_BITS], rows, width, inner,
+            x_at, blas.NO_TRANS, x_stride, factor[_MATRIX], factor[_TRANS], factor[_LEADING], out_at, out_stride, False,
         )  # fmt: skip
     else:
-        blas.gemm_compute(
-            one, factor[_COMPUTE], rows, width, inner, x_at, x_stride, factor[_MKL_PACKED], out_at, out_stride
-        )
+        pieces.gemm(
+            factor[_TEAM], factor[_PIECE], one, factor[_COMPUTE], 32, rows, width, inner,
+            x_at, blas.NO_TRANS, x_stride, factor[_MKL_PACKED], blas.NO_TRANS, width, out_at, out_stride, True,
+        )  # fmt: skip
 
 
 @jit(error_model="numpy")

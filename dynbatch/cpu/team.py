@@ -150,6 +150,11 @@ class Team:
         self._started = False
         self._prepare()
 
+    @property
+    def can_help(self) -> bool:
+        """Whether there are helpers at all: not on Windows."""
+        return self._library is not None
+
     def set_threads(self, threads: int) -> None:
         """How many threads work on a job, the caller among them, once the team has started."""
         self._threads = threads
