@@ -14,7 +14,7 @@ import dynbatch as dy
 from dynbatch.cpu import split, tiers
 
 WIDTHS = (64, 256)
-ROWS = (4, 8, 16, 32, 64, 128, 256, 512)
+ROWS = (4, 32, 64, 128, 256, 512)
 REPEATS = 201
 NEVER = 1 << 60
 OPERATIONS = 11  # instructions of the kernel

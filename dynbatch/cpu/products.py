@@ -58,7 +58,7 @@ def apply_threads() -> None:
 def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return _processors()
 
 
 @functools.cache
@@ -70,7 +70,12 @@ def _loaded_mkl(path: str) -> blas.Mkl:
 
 def threads() -> int:
     """The most threads that a product may use."""
-    return config.threads or os.cpu_count() or 1
+    return config.threads or _processors()
+
+
+@functools.cache
+def _processors() -> int:  # the system is asked once: it takes longer to answer than a small batch takes
+    return os.cpu_count() or 1
 
 
 def mkl() -> blas.Mkl | None:

@@ -40,6 +40,8 @@ _C_FUNCTIONS = {
     _YIELD: "sched_yield",
 }
 _CHUNKS_A_THREAD = 2  # so that a thread which is late, or slow, holds up the others less
+_LOOKS_A_TURN = 512
+"""Looks after which a waiting thread lets another have its core, if one wants it."""
 _PATIENCE = 5000
 """How often a helper looks for work before it sleeps: some 100 microseconds."""
 
@@ -77,7 +79,7 @@ def run(team: int, function: int, job: int, chunks: int) -> None:
     while load(team + _DONE) < chunks:
         pause()
         looks += 1
-        if looks % _PATIENCE == 0:  # a helper has lost its core in the middle of a chunk
+        if looks % _LOOKS_A_TURN == 0:  # a helper in the middle of a chunk may want this core
             call(load(team + _YIELD), ())
     store(team + _BUSY, 0)
 
@@ -123,6 +125,8 @@ def _help(team: int, number: int) -> None:
         elif looks < _PATIENCE:
             pause()
             looks += 1
+            if looks % _LOOKS_A_TURN == 0:  # the system may have put this thread on the core of who has the work
+                call(load(team + _YIELD), ())
         else:
             call(load(team + _LOCK), (team + _MUTEX,))
             add(team + _SLEEPERS, 1)
