@@ -1,7 +1,7 @@
 """Measuring one configuration: all systems on the same minibatches, in turn, each in its own process.
 
-Losses are compared before anything is timed. The systems then take turns, one step each, until every one has had all
-its repeats: whatever disturbs the machine for a while disturbs all of them alike.
+Losses are compared before anything is timed. The systems then take turns, one timed step each, until every one has had
+all its repeats: whatever disturbs the machine for a while disturbs all of them alike.
 """
 
 from __future__ import annotations
