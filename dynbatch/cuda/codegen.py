@@ -16,11 +16,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dynbatch.compiler.fuse_elementwise import Region
 from dynbatch.compiler.ir import ROW, Program
 from dynbatch.compiler.kernel_body import COLUMN, COLUMNS, FULL, SCALAR, KernelBody, Operand, Reach
+from dynbatch.cuda.launches import LARGEST_TEAM, Launch, teams, vector
 from dynbatch.ops.elementwise import broadcast_to, constant, to_float
 from dynbatch.ops.indexing import element
 from dynbatch.ops.primitive import Elementwise, Indexed
@@ -29,23 +28,6 @@ from dynbatch.ops.segment import SegmentReduction, segment_length
 
 _MOST_ARRAYS = 24
 """Operands and outputs of which a thread holds 16 bytes each; with more it would run out of registers."""
-
-_BLOCK, _LARGEST_TEAM = 128, 256  # threads
-
-
-class Launch(NamedTuple):
-    """How many blocks, and the threads of each: along a row, and rows."""
-
-    grid: int
-    block: tuple[int, int]
-
-
-def launch(rows: int, sizes: tuple[int, ...], vector: int) -> Launch:
-    """The launch for rows whose loops have these sizes, with ``vector`` elements a thread and step."""
-    steps = -(-max(sizes) // vector)
-    team = min(1 << (steps - 1).bit_length(), _LARGEST_TEAM)
-    together = max(1, _BLOCK // team) if team <= 32 else 1  # a team of several warps waits for its whole block
-    return Launch(-(-rows // together), (team, together))
 
 
 class KernelSource(NamedTuple):
@@ -71,7 +53,7 @@ class KernelSource(NamedTuple):
 
     def launch(self, rows: int) -> Launch:
         """Blocks and threads for so many rows; at least one."""
-        return launch(rows, self.sizes, self.vector)
+        return teams(rows, max(self.sizes), self.vector)
 
 
 def generate(program: Program, region: Region, dtype: str) -> KernelSource:
@@ -135,7 +117,7 @@ class _Generator(KernelBody):
         self.kept = [i for i in self.reductions if self.reach(i) != SCALAR]
         walks_lists = any(isinstance(x.op, SegmentReduction) and x.op is not segment_length for x in self.values)
         arrays = sum(self.reach(i) != SCALAR for i in (*self.body.outer, *self.sinks))
-        self.vector = 1 if walks_lists or arrays > _MOST_ARRAYS else 16 // np.dtype(dtype).itemsize
+        self.vector = 1 if walks_lists or arrays > _MOST_ARRAYS else vector(dtype)
         self.row = _Scope(self)
         if self.by_element:
             self.boundaries()  # come first, since the row of an element follows from them
@@ -158,7 +140,7 @@ class _Generator(KernelBody):
             join = f"static __device__ real join(real x, real y) {{ return {text}; }}"
             lines += [f"struct {name} {{", f"    {join}", "};"]
         lines.append(
-            f'extern "C" __global__ void __launch_bounds__({_LARGEST_TEAM}, 1) kernel({", ".join(arguments)}) {{'
+            f'extern "C" __global__ void __launch_bounds__({LARGEST_TEAM}, 1) kernel({", ".join(arguments)}) {{'
         )
         lines += [*_indented([*head, *self.row.lines]), "}", ""]
         operands = tuple(read.operand for read in self.reads)

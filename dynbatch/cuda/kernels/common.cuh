@@ -153,3 +153,30 @@ __device__ inline integer row_of_element(const integer* boundaries, integer rows
     }
     return low;
 }
+
+// ---- values of up to four dimensions, by a thread for each element ------------------------------------------------------
+//
+// Dimensions are given first to last, the first being the one whose elements lie next to each other. The rows of an
+// operand lie at offsets[r] + place, or at r * stride + place where `offsets` is null (with a stride of 0, one row is
+// for all).
+
+#define OPERAND(x) const real *x, const integer *x##_offsets, integer x##_place, integer x##_stride
+#define ROW_OF(x, r) (x + x##_place + (x##_offsets ? x##_offsets[r] : (r) * x##_stride))
+#define FOUR(type, n) type n##0, type n##1, type n##2, type n##3
+#define GIVEN(n) n##0, n##1, n##2, n##3
+
+// The place, by strides, of the element with number `i` in a value of sizes n.
+__device__ inline integer place_of(int i, FOUR(int, n), FOUR(integer, stride)) {
+    integer place = i % n0 * stride0;
+    i /= n0;
+    place += i % n1 * stride1;
+    i /= n1;
+    return place + i % n2 * stride2 + i / n2 * stride3;
+}
+
+// Row and number of the element that a thread is for, in rows of `size` elements.
+#define ROW_AND_ELEMENT(r, i, size)                                             \
+    const integer thread = integer(blockIdx.x) * blockDim.x + threadIdx.x;      \
+    const integer r = thread / (size);                                          \
+    const int i = int(thread % (size));                                         \
+    if (r >= rows) return
