@@ -278,9 +278,9 @@ def check(found: list[np.ndarray], program: Program, known: Known, dtype: str, w
             np.testing.assert_allclose(found[v], wanted[v], rtol=close, atol=close * scale, err_msg=f"{name} %{v}")
 
 
-def extreme_inputs(program: Program) -> Known:
-    """Rows of seven elements in which one extreme value meets ordinary ones, and rows of that value alone."""
-    known = random_inputs(program, 2 * len(EXTREME), 7)
+def extreme_inputs(program: Program, width: int = 7) -> Known:
+    """Rows in which one extreme value meets ordinary ones, and rows of that value alone."""
+    known = random_inputs(program, 2 * len(EXTREME), width)
     for value in program.values:
         if value.op is None and value.kind in ("arg", "fwd", "list"):
             array = known[value.kind, value.index]

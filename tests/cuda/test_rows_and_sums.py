@@ -135,7 +135,7 @@ def test_mask_of_a_lists_maximum(dtype: str) -> None:
     for width in (1, 7, 33):
         x = np.random.default_rng(0).integers(0, 3, (6, width)).astype(dtype)
         x[2, 0], x[5, width - 1] = np.nan, -np.inf
-        mem = np.full(500, GUARD, dtype)
+        mem = np.full(600, GUARD, dtype)
         offsets = np.arange(6)[::-1] * (width + 1)
         mem[offsets[:, None] + np.arange(width)] = x
         for operand in ((mem, offsets.copy(), 0, 0), (mem, None, int(offsets[0]), -(width + 1))):

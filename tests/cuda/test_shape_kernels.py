@@ -153,12 +153,12 @@ def test_selected(dtype: str, scattered: bool) -> None:
                     wanted = indexing.select.numpy(x, *chosen, dim=dim)
                     here = Rows(dtype, 0, x, wanted, scattered=scattered)
                     rest = (inner, along, outer, np.int32(count), chosen, rows)
-                    here.run("select", launches.elements(wanted.size), wanted, *here.operands[0], *rest)
+                    here.run("select_along", launches.elements(wanted.size), wanted, *here.operands[0], *rest)
                     back = indexing.select_gradient.numpy(wanted, *chosen, size=size, dim=dim)
-                    here.run("select_gradient", launches.elements(back.size), back, *here.operands[1], *rest)
+                    here.run("select_along_gradient", launches.elements(back.size), back, *here.operands[1], *rest)
                     if count == 1:
                         picked = indexing.pick.numpy(x, chosen[0], dim=dim)
-                        here.run("select", launches.elements(picked.size), picked, *here.operands[0], *rest)
+                        here.run("select_along", launches.elements(picked.size), picked, *here.operands[0], *rest)
 
 
 @pytest.mark.parametrize("op", [reduction.sum_to, reduction.mean_to, reduction.max_to])

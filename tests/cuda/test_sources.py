@@ -27,7 +27,7 @@ def test_every_kernel_is_listed(file: str) -> None:
     for name in sources.FILES[file]:
         assert device.kernels.fixed(name) is device.kernels.fixed(name)
     text = (FOLDER / f"{file}.cu").read_text(encoding="utf-8")
-    made = re.findall(r"__global__ void (?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", text)
+    made = re.findall(r"__global__ void (?:__launch_bounds__\([^)]*\)[\s\\]*)?(\w+)\(", text)
     made += re.findall(r"^(?:LINE_KERNEL|RULE|REDUCTION|GATHER_PRODUCT)\((\w+),", text, re.MULTILINE)
     assert set(made) - {"name"} == set(sources.FILES[file])
 

@@ -22,7 +22,7 @@ extern "C" __global__ void pad_range(real* mem, integer rows, integer start, int
 }
 
 // The `count` elements along a dimension of `size` whose numbers are indices[r], indices[r + column], ...
-extern "C" __global__ void select(real* mem, integer rows, integer start, integer step, OPERAND(x), int inner, int size,
+extern "C" __global__ void select_along(real* mem, integer rows, integer start, integer step, OPERAND(x), int inner, int size,
                                   int outer, int count, const integer* indices, integer column) {
     ROW_AND_ELEMENT(r, i, inner * count * outer);
     const int k = i / inner % count;
@@ -32,7 +32,7 @@ extern "C" __global__ void select(real* mem, integer rows, integer start, intege
 }
 
 // Its gradient: zeros with the operand added at the indices, in their order.
-extern "C" __global__ void select_gradient(real* mem, integer rows, integer start, integer step, OPERAND(x), int inner,
+extern "C" __global__ void select_along_gradient(real* mem, integer rows, integer start, integer step, OPERAND(x), int inner,
                                            int size, int outer, int count, const integer* indices, integer column) {
     ROW_AND_ELEMENT(r, i, inner * size * outer);
     const int at = i / inner % size;
