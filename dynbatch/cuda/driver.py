@@ -183,3 +183,15 @@ class Module(ABC):
         Raises:
             KeyError: there is none of this name.
         """
+
+
+def check_contiguous(array: np.ndarray) -> None:
+    """What is copied as it lies must be C-contiguous.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"only C-contiguous arrays are copied, not one of shape {array.shape}, strides {array.strides}"
+        )

@@ -30,12 +30,9 @@ class Shadow:
         if not hasattr(process, "__asan_init"):
             variables = " ".join(f"{name}={value}" for name, value in environment().items())
             raise ConfigurationError(f"DYNBATCH_EMULATOR_ASAN=1 takes a process that was started with {variables}")
-        self._poison = process.__asan_poison_memory_region
-        self._unpoison = process.__asan_unpoison_memory_region
-        self._find = process.__asan_region_is_poisoned
-        for function in (self._poison, self._unpoison, self._find):
-            function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-        self._find.restype = ctypes.c_void_p
+        self._poison = process["__asan_poison_memory_region"]
+        self._unpoison = process["__asan_unpoison_memory_region"]
+        self._poison.argtypes = self._unpoison.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
     def poison(self, address: int, nbytes: int) -> None:
         """A kernel that touches these bytes ends the process, with a report."""

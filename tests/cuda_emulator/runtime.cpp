@@ -350,6 +350,14 @@ void leave(Thread *thread) {
     }
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+// AddressSanitizer's report is about to end the process; the trace in it names the line.
+void name_kernel(const char *) {
+    fprintf(stderr, "out of bounds: kernel %s, block (%u, %u, %u), thread (%u, %u, %u)\n", block.kernel->name,
+            blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
+}
+#endif
+
 void start_block() {
     size_t count = block.threads.size();
     block.first = 0, block.waiting_ready = 0, block.left = 0, block.at_barrier = 0;
@@ -463,6 +471,7 @@ extern "C" int emulator_launch(const Kernel *kernel, void **args, const unsigned
     gridDim = dim3(grid[0], grid[1], grid[2]), blockDim = dim3(size[0], size[1], size[2]);
     make_threads(size);
 #if defined(__SANITIZE_ADDRESS__)
+    __asan_set_error_report_callback(name_kernel);
     __asan_unpoison_memory_region(dynamic, shared);
     __asan_poison_memory_region(dynamic + shared, EMULATOR_DYNAMIC_SHARED - shared);
 #endif
@@ -483,6 +492,9 @@ extern "C" int emulator_launch(const Kernel *kernel, void **args, const unsigned
         idle.clear();
         for (Fiber *fiber : fibers) prime(fiber), idle.push_back(fiber);
     }
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_set_error_report_callback(nullptr);
+#endif
     return block.failed;
 }
 
