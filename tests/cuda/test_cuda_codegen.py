@@ -112,6 +112,14 @@ def test_a_row_depends_on_nothing_but_itself(make: Any) -> None:
             np.testing.assert_array_equal(some[v], everything[v][: some[v].shape[0]])
 
 
+@pytest.mark.parametrize("make", [softmaxes, reductions, normalizations, matrix_softmaxes])
+def test_no_rows(make: Any) -> None:
+    b = Family("float32", 7)
+    program = b.finish(make(b))
+    found = run_kernels(program, random_inputs(program, 0, 7), "float32", scattered=True)
+    assert all(found[v].shape[0] == 0 for v in program.outputs)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_draws_are_the_same_numbers(dtype: str) -> None:
     """Uniform numbers to the last bit: dropout drops the same elements on every device."""

@@ -34,7 +34,7 @@ def test_rows_are_moved_as_they_are(width: int, dtype: str) -> None:
     device = Device(dtype, seed=width)
     i32 = np.int32(width)
     for start, stride in ((16, -(-width // 4) * 4), (17, width + 3)):
-        for rows in (1, 5):
+        for rows in (0, 1, 5):
             rng = np.random.default_rng(rows)
             data, table = numbers(dtype, 4000), numbers(dtype, 11 * width)
             offsets = np.sort(rng.integers(0, 4000 - width - 3, rows))[::-1].copy() // 4 * 4
@@ -117,13 +117,15 @@ def sum_rows(device: Device, rows: int, width: int, start: int, stride: int, mem
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_sums_over_a_batch(width: int, dtype: str) -> None:
-    for rows in (1, 2, 9, 257):
+    for rows in (0, 1, 2, 9, 257):
         mem = np.random.default_rng(rows).normal(size=3 + rows * (width + 1)).astype(dtype)
         lines = mem[3:].reshape(rows, width + 1)[:, :width].astype(np.float64)
         found = [sum_rows(Device(dtype, seed), rows, width, 3, width + 1, mem, add=False) for seed in SEEDS]
         assert all((f == found[0]).all() for f in found), "the order of threads must not matter"
         tolerance = {"float32": 1e-6, "float64": 1e-14}[dtype]
-        np.testing.assert_allclose(found[0], lines.sum(0), rtol=tolerance, atol=tolerance * np.abs(lines).sum(0).max())
+        np.testing.assert_allclose(
+            found[0], lines.sum(0), rtol=tolerance, atol=tolerance * np.abs(lines).sum(0).max(initial=0)
+        )
         more = sum_rows(Device(dtype), rows, width, 3, width + 1, mem, add=True)
         np.testing.assert_array_equal(more, 1 + found[0])
 
