@@ -238,12 +238,15 @@ class Memory:
         """What a kernel takes for its outputs."""
         return [n for v in source.outputs for n in (self.location[v], self.stride[v])]
 
-    def run(self, kernel: Callable[[Memory, Region], Any]) -> int:
-        """Compute every value, those of regions by ``kernel``; and say how many instructions were not in a region."""
+    def run(self, kernel: Callable[[Memory, Region], Any], stored: tuple[int, ...] = ()) -> int:
+        """Compute every value, those of regions by ``kernel``; and say how many instructions were not in a region.
+
+        What is written of a region is what others read, outputs, and ``stored`` values.
+        """
         program, arrays = self.program, self.arrays
         alone = 0
         skip = {v for v, x in enumerate(program.values) if x.op is not None and x.domain == SHARED}
-        for item in fuse_elementwise(program, skip, program.outputs):
+        for item in fuse_elementwise(program, skip, (*program.outputs, *stored)):
             if isinstance(item, Region):
                 self._read(kernel(self, item))
                 continue
@@ -267,13 +270,15 @@ class Memory:
             self.arrays[v] = np.array(rows).reshape(shaped)
 
 
-def check(found: list[np.ndarray], program: Program, known: Known, dtype: str, width: int) -> None:
-    """Compare a Program's outputs with its references."""
+def check(
+    found: list[np.ndarray], program: Program, known: Known, dtype: str, width: int, stored: tuple[int, ...] = ()
+) -> None:
+    """Compare a Program's outputs and ``stored`` values with its references."""
     wanted = references(program, known)
-    for v in program.outputs:
+    for v in (*program.outputs, *stored):
         scale = max(1.0, float(np.abs(wanted[v][np.isfinite(wanted[v])]).max(initial=0.0)))
         close = TOLERANCE[dtype] * max(4, width)
-        name = program.values[v].op.name  # type: ignore[union-attr]
+        name = program.values[v].op
         with np.errstate(all="ignore"):
             np.testing.assert_allclose(found[v], wanted[v], rtol=close, atol=close * scale, err_msg=f"{name} %{v}")
 

@@ -121,21 +121,21 @@ def _record() -> None:
         builder.initial_state().add_input(x).add_input(y).output()
 
 
-def regions() -> Iterator[tuple[str, Program, Region]]:
-    """The fused regions of these programs and of their gradients, each with a name, in the precision that is set."""
+def programs() -> Iterator[tuple[str, Program, tuple[int, ...]]]:
+    """These Programs and their gradients: a name, the Program, and what is stored of it."""
     _record()
     for signature in state.graph.signatures:
         code = ForwardCode(signature.program)
         args, lists, _, _, slots = code.program.layout
         gradient = code.gradient((True,) * args, (True,) * slots, (True,) * lists, False, False)
-        name = signature.program.name
-        for kind, program, stored in (
-            (name, code.program, code.stored[True]),
-            (f"{name}'s gradient", gradient.program, gradient.stored),
-        ):
-            skip = late_values(program) | {
-                v for v, x in enumerate(program.values) if x.op is not None and x.domain == SHARED
-            }
-            found = [item for item in fuse_elementwise(program, skip, stored) if isinstance(item, Region)]
-            for k, region in enumerate(found):
-                yield f"{kind}, kernel {k}", program, region
+        yield signature.program.name, code.program, code.stored[True]
+        yield f"{signature.program.name}'s gradient", gradient.program, gradient.stored
+
+
+def regions() -> Iterator[tuple[str, Program, Region]]:
+    """Their fused regions, each with a name."""
+    for name, program, stored in programs():
+        shared = {v for v, x in enumerate(program.values) if x.op is not None and x.domain == SHARED}
+        schedule = fuse_elementwise(program, late_values(program) | shared, stored)
+        for k, region in enumerate(item for item in schedule if isinstance(item, Region)):
+            yield f"{name}, kernel {k}", program, region

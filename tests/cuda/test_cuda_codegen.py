@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, Program
+from dynbatch.cuda import representative
 from dynbatch.cuda.codegen import KernelSource, generate
 from dynbatch.ops import random
+from tests.compiler.small_programs import inputs, programs
 from tests.cuda.device import SEEDS, Device, needs_compiler
 from tests.kernel_families import (
     DTYPES,
@@ -36,7 +39,9 @@ pytestmark = needs_compiler
 WIDTHS = [1, 2, 7, 8, 9, 33, 300]
 
 
-def run_kernels(program: Program, known: Known, dtype: str, scattered: bool, seed: int = 0) -> list[Any]:
+def run_kernels(
+    program: Program, known: Known, dtype: str, scattered: bool, seed: int = 0, stored: tuple[int, ...] = ()
+) -> list[Any]:
     """Every value of a Program, those of regions by kernels."""
     device = Device(dtype, seed)
 
@@ -55,7 +60,7 @@ def run_kernels(program: Program, known: Known, dtype: str, scattered: bool, see
         return source
 
     memory = Memory(program, known, dtype, scattered)
-    memory.run(kernel)
+    memory.run(kernel, stored)
     return memory.arrays
 
 
@@ -80,6 +85,24 @@ def test_kernels_equal_the_references(make: Any, dtype: str, scattered: bool) ->
     for width in WIDTHS:
         for rows in (1, 5):
             check_kernels(make, dtype, width, scattered, lambda p, r=rows, w=width: random_inputs(p, r, w))  # type: ignore[misc]
+
+
+def test_kernels_of_cells() -> None:
+    """Those of the report: of what models are made of, and of the gradients."""
+    for _, program, stored in representative.programs():
+        stored = tuple(v for v in stored if program.values[v].op is not None)
+        known = random_inputs(program, 5, representative.SIZE)
+        for scattered in (False, True):
+            found = run_kernels(program, known, "float32", scattered, stored=stored)
+            check(found, program, known, "float32", representative.SIZE, stored)
+
+
+@settings(max_examples=15, deadline=None)
+@given(programs())
+def test_kernels_of_random_programs(program: Program) -> None:
+    """Slices, concatenations and products among what kernels compute, lists, and values that all rows share."""
+    known = inputs(program)
+    check(run_kernels(program, known, "float64", scattered=True, seed=1), program, known, "float64", 3)
 
 
 @pytest.mark.parametrize("seed", SEEDS[1:])
