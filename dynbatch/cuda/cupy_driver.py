@@ -60,6 +60,7 @@ def driver(index: int) -> CupyDriver:
 def _cupy() -> Any:
     try:
         import cupy
+        from cupy_backends.cuda.libs import cublas, nvrtc  # noqa: F401  they find CUDA's libraries, or fail
     except ModuleNotFoundError as error:
         raise DeviceError(f'device "cuda" needs CuPy, which is not installed ({error}): {_EXTRAS}') from error
     except ImportError as error:

@@ -171,6 +171,14 @@ MINMAX(unsigned long long, unsigned long long, x < y ? x : y, x < y ? y : x)
 MINMAX(float, float, fminf(x, y), fmaxf(x, y))
 MINMAX(double, double, fmin(x, y), fmax(x, y))
 #undef MINMAX
+#define MIXED(T, U, R)                                            \
+    inline R min(T x, U y) { return min((R)x, (R)y); }            \
+    inline R max(T x, U y) { return max((R)x, (R)y); }            \
+    inline R min(U x, T y) { return min((R)x, (R)y); }            \
+    inline R max(U x, T y) { return max((R)x, (R)y); }
+MIXED(int, unsigned, unsigned)
+MIXED(float, double, double)
+#undef MIXED
 inline int abs(int x) { return x < 0 ? -x : x; }
 inline long abs(long x) { return x < 0 ? -x : x; }
 inline long long abs(long long x) { return x < 0 ? -x : x; }

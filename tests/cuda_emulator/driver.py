@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.cuda.driver import LAUNCH_TYPES, Driver, Module, PoolUsage, Properties, check_contiguous
-from dynbatch.errors import DeviceError
+from dynbatch.errors import ConfigurationError, DeviceError
 from tests.cuda_emulator import build
 from tests.cuda_emulator.memory import Memory, view
 
@@ -102,7 +102,7 @@ class Emulator(Driver):
 
     def __init__(self, index: int) -> None:
         self.properties = Properties(f"emulator {index}", (7, 5), 64 << 30, 1, _SHARED)
-        self.seed = int(os.environ.get("DYNBATCH_EMULATOR_SEED", "0"))
+        self.seed = _seed()
         self._memory = Memory(self.properties.memory)
         self._launches = 0
         self._recorded: list[Callable[[], None]] | None = None
@@ -274,3 +274,10 @@ class Emulator(Driver):
     def _not_captured(self, what: str) -> None:
         if self._recorded is not None:
             raise DeviceError(f"{what} while a graph is captured")
+
+
+def _seed() -> int:
+    text = os.environ.get("DYNBATCH_EMULATOR_SEED") or "0"
+    if not text.isdecimal():
+        raise ConfigurationError(f"DYNBATCH_EMULATOR_SEED={text!r} is no number")
+    return int(text)

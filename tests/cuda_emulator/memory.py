@@ -32,12 +32,17 @@ class Memory:
     def __init__(self, size: int) -> None:
         self.size = size
         self.used = 0
+        self._shadow = asan.Shadow() if asan.ENABLED else None
         self._blocks: dict[int, np.ndarray] = {}  # by address; with the zones around
         self._sizes: dict[int, int] = {}
         self._sorted: list[int] = []
         self._poisoned: dict[int, int] = {}  # zones
         self._table: np.ndarray | None = None  # the same, as an array; None once it has changed
-        self._shadow = asan.Shadow() if asan.ENABLED else None
+
+    def __del__(self) -> None:
+        if self._shadow:  # NumPy hands the memory out again
+            for address, nbytes in self._poisoned.items():
+                self._shadow.unpoison(address, nbytes)
 
     def allocate(self, nbytes: int) -> int:
         """See `Driver.allocate`."""
