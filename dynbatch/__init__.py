@@ -7,10 +7,13 @@ from dynbatch import compiled  # noqa: F401  first: it settles which modules tho
 from dynbatch.cell import cell
 from dynbatch.config import init, load_environment
 from dynbatch.context import align, autobatch, forward, no_grad, phase, plan
+from dynbatch.cuda.devices import devices
 from dynbatch.errors import (
     BackwardError,
     CellError,
+    CompileError,
     ConfigurationError,
+    DeviceError,
     DynbatchError,
     FileFormatError,
     IndexRangeError,
@@ -72,8 +75,10 @@ __all__ = [
     "AmsgradTrainer",
     "BackwardError",
     "CellError",
+    "CompileError",
     "ConfigurationError",
     "ConstInitializer",
+    "DeviceError",
     "DynbatchError",
     "Expression",
     "FileFormatError",
@@ -99,6 +104,7 @@ __all__ = [
     "align",
     "autobatch",
     "cell",
+    "devices",
     "forward",
     "init",
     "load",

@@ -52,6 +52,14 @@ class OutOfMemoryError(DynbatchError, MemoryError):
     """Not enough memory for a plan; says how much was wanted and how much there is."""
 
 
+class DeviceError(DynbatchError, RuntimeError):
+    """A device that cannot be used, or a fault on it; names the kernel, or says what to install."""
+
+
+class CompileError(DynbatchError, ValueError):
+    """Source of a kernel that does not compile; holds the compiler's messages."""
+
+
 def user_line() -> str:
     """``file:line`` of the innermost frame outside of the package, for error messages."""
     frame = sys._getframe(1)

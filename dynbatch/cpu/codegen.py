@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dynbatch.compiler.fuse_elementwise import Region
-from dynbatch.compiler.ir import ROW, SHARED, Program
-from dynbatch.compiler.lower import lower
+from dynbatch.compiler.ir import ROW, Program
+from dynbatch.compiler.kernel_body import COLUMN, COLUMNS, FULL, SCALAR, KernelBody, Operand, Reach
 from dynbatch.ops.elementwise import broadcast_to, constant, to_float
 from dynbatch.ops.indexing import element
 from dynbatch.ops.primitive import Elementwise, Indexed
 from dynbatch.ops.reduction import Reduction
 from dynbatch.ops.segment import SegmentReduction, expand, segment_length
-from dynbatch.ops.shape import pick_range, reshape
+from dynbatch.ops.shape import reshape
 
 _MOST_READ = 3  # arrays that a loop reads which writes one
 
@@ -53,20 +53,6 @@ _FUNCTIONS = {
 _LIBRARY = {"log": "math.log", "log1p": "math.log1p", "expm1": "math.expm1", "sqrt": "math.sqrt", "erf": "math.erf"}
 
 
-class Operand(NamedTuple):
-    """Something from outside that a kernel reads: a value, and the column where the part that is used starts.
-
-    ``kind`` is ``index`` (rows scattered over the arena), ``affine`` (rows at equal distances), ``column`` (a number
-    a row in an array of its own), ``integer`` (the same of integers), ``boundaries`` (where each row's list elements
-    begin and end) or ``shared`` (one array for all rows). A ``scalar`` is read as one number a row.
-    """
-
-    value: int
-    column: int
-    kind: str
-    scalar: bool
-
-
 class KernelSource(NamedTuple):
     """A kernel: its text, what it reads and what it writes (value ids), the sizes that it takes, and what it counts.
 
@@ -90,31 +76,6 @@ class KernelSource(NamedTuple):
     def arrays(self) -> tuple[str, ...]:
         """Kinds of the operands that come as arrays, behind the integers."""
         return tuple(o.kind for o in self.operands if o.kind != "affine")
-
-
-Reach = tuple[bool, bool]
-"""Whether a value has several elements along a column, and several columns: also a nest of loops."""
-
-_SCALAR: Reach = (False, False)
-_COLUMN: Reach = (True, False)
-_COLUMNS: Reach = (False, True)
-_FULL: Reach = (True, True)
-
-
-def resolve(program: Program, v: int) -> tuple[int, int]:
-    """The value in whose memory ``v`` lies, and at which column: reshapes, and slices of vectors, copy nothing."""
-    column = 0
-    while True:
-        value = program.values[v]
-        if value.domain == SHARED or value.op not in (reshape, pick_range):
-            return v, column
-        source = program.values[value.args[0]].type
-        assert source is not None
-        if value.op is pick_range:
-            if len(source.shape) > 1:
-                return v, column
-            column += dict(value.attrs)["start"]
-        v = value.args[0]
 
 
 class _Read(NamedTuple):
@@ -152,50 +113,20 @@ def generate(program: Program, region: Region, dtype: str) -> KernelSource:
     return _Generator(program, region, dtype).source()
 
 
-class _Generator:
+class _Generator(KernelBody):
     """Writes one kernel.
 
     Attributes:
-        body: what it computes, in building blocks.
-        flat: whether every value has one element or all, so that one loop over a row's elements does.
-        alias: for each value, the one in whose place it lies: itself, but for reshapes.
         stored: values that are written: to a buffer, to memory, or to a variable.
-        sinks: for each value that the outside reads, which of the outputs it is.
     """
 
     def __init__(self, program: Program, region: Region, dtype: str) -> None:
-        self.program = program
+        super().__init__(program, region)
         self.dtype = dtype
-        self.body = lower(program, region.members)
-        self.values = self.body.values
-        extents = [self.body.extents(i) for i, x in enumerate(self.values) if x.op is not reshape]
-        self.flat = all(e in ((1, 1), region.extents) for e in extents)
-        width, columns = region.extents
-        self.sizes = (width * columns,) if self.flat else (width, columns)
-        self.alias = self._find_aliases()
-        self.outputs = tuple(v for v in region.members if v in region.outside)
-        self.sinks: dict[int, list[int]] = {}
-        for k, v in enumerate(self.outputs):
-            self.sinks.setdefault(self.alias[self.body.inner[v]], []).append(k)
-        self.domain = region.domain
-        self.grouped = any(self.body.is_boundaries(i) for i in self.body.outer)
         self.reads: list[_Read] = []
         self.numbers = 0
         self.constants: dict[str, str] = {}
         self.stored = self._choose_stored()
-
-    def _reach(self, i: int) -> Reach:
-        width, columns = self.body.extents(i)
-        return (width * columns > 1, False) if self.flat else (width > 1, columns > 1)
-
-    def _find_aliases(self) -> list[int]:
-        """Reshapes, what neither stretches nor reduces, and values of a row that its list elements read."""
-        found: list[int] = []
-        for i, value in enumerate(self.values):
-            same = bool(value.args) and self._reach(i) == self._reach(value.args[0])
-            idle = same and (value.op is broadcast_to or isinstance(value.op, Reduction))
-            found.append(found[value.args[0]] if idle or value.op in (reshape, expand) else i)
-        return found
 
     # ---- what gets a loop of its own --------------------------------------------------------------------------------
 
@@ -204,7 +135,7 @@ class _Generator:
         uses: dict[int, int] = {}
         whole = set()  # what must lie in memory
         for i, value in enumerate(self.values):
-            if value.op is reshape and self._reach(i) != self._reach(value.args[0]):
+            if value.op is reshape and self.reach(i) != self.reach(value.args[0]):
                 whole.add(self.alias[i])
             if value.op in (element, expand):
                 whole.add(self.alias[value.args[0]])
@@ -218,18 +149,18 @@ class _Generator:
             for i, x in enumerate(self.values)
             if x.op not in (None, constant) and self.alias[i] == i and i not in loose
         ]
-        widest = _COLUMN if self.flat else _FULL
+        widest = COLUMN if self.flat else FULL
         chosen = {
             i
             for i in computed
             if i in self.sinks
             or i in whole
-            or self._reach(i) != widest
+            or self.reach(i) != widest
             or isinstance(self.values[i].op, (Reduction, SegmentReduction))
             or (uses.get(i, 0) > 1 and self.values[i].op is not broadcast_to)
         }
         for i in computed:
-            if i in chosen and self._reach(i) != _SCALAR and not isinstance(self.values[i].op, SegmentReduction):
+            if i in chosen and self.reach(i) != SCALAR and not isinstance(self.values[i].op, SegmentReduction):
                 self._cut(i, chosen)
         return chosen
 
@@ -248,7 +179,7 @@ class _Generator:
         for a in (self.alias[a] for a in self.values[i].args):
             if self._is_inlined(a, chosen):
                 found |= self._arrays(a, chosen)
-            elif self.values[a].op is not constant and self._reach(a) != _SCALAR:
+            elif self.values[a].op is not constant and self.reach(a) != SCALAR:
                 found.add(a)
         return found
 
@@ -271,21 +202,21 @@ class _Generator:
         place, row = self.numbers, "e" if by_element else "r"
         targets = []
         for k, v in enumerate(self.outputs):
-            reach = self._reach(self.alias[self.body.inner[v]])
+            reach = self.reach(self.alias[self.body.inner[v]])
             targets.append(f"o{k} = p{place} + {row} * p{place + 1}")
-            if reach != _SCALAR:
+            if reach != SCALAR:
                 targets.append(f"t{k} = mem[o{k} : o{k} + {self._span(reach)}]")
             place += 2
         hoisted = [line for read in self.reads if not read.inside for line in read.lines]
         inside = [line for read in self.reads if read.inside and by_element for line in read.lines]
         arguments = [f"x{read.place}" for read in self.reads if read.operand.kind != "affine"]
         names = ["mem", "lo", "hi", *("w", "n")[: len(self.sizes)], *(f"p{i}" for i in range(place)), *arguments]
-        buffers = [i for i in sorted(self.stored) if i not in self.sinks and self._reach(i) != _SCALAR]
+        buffers = [i for i in sorted(self.stored) if i not in self.sinks and self.reach(i) != SCALAR]
         lines = [_HEADER]
         lines += [f'{name} = np.{self.dtype}("{text}")\n' for text, name in self.constants.items()]
         lines.append(f"\n\n@jit({_OPTIONS})\n")
         lines.append(f"def kernel({', '.join(names)}):\n")
-        lines += [f"    b{i} = np.empty({self._span(self._reach(i))}, np.{self.dtype})\n" for i in buffers]
+        lines += [f"    b{i} = np.empty({self._span(self.reach(i))}, np.{self.dtype})\n" for i in buffers]
         lines.append("    for r in range(lo, hi):\n")
         lines += [f"        {line}\n" for line in (*hoisted, *each)]
         indent = " " * (12 if by_element else 8)
@@ -296,11 +227,11 @@ class _Generator:
 
     def _span(self, reach: Reach) -> str:
         """Text of the number of elements of a value."""
-        return {_SCALAR: "1", _COLUMN: "w", _COLUMNS: "n", _FULL: "w * n"}[reach]
+        return {SCALAR: "1", COLUMN: "w", COLUMNS: "n", FULL: "w * n"}[reach]
 
     def _loops(self, i: int) -> list[str]:
         """Statements that compute value ``i`` and write it wherever it is read."""
-        op, reach = self.values[i].op, self._reach(i)
+        op, reach = self.values[i].op, self.reach(i)
         if i not in self.stored:
             lines = []  # an input, or a constant
         elif isinstance(op, Reduction):
@@ -310,7 +241,7 @@ class _Generator:
         else:
             lines = _Loop(self, reach).assign(self.name(i), i, compute=True)
         for k in self.sinks.get(i, ()):
-            if reach == _SCALAR:
+            if reach == SCALAR:
                 lines.append(f"mem[o{k}] = {_Loop(self, reach).term(i)}")
             elif i not in self.stored or f"t{k}" != self.name(i):
                 lines += _Loop(self, reach).assign(f"t{k}", i)
@@ -318,11 +249,11 @@ class _Generator:
 
     def _reduce(self, i: int, op: Reduction) -> list[str]:
         (source,) = self.values[i].args
-        loop, reach = self._reach(source), self._reach(i)
-        count = {(_FULL, _COLUMNS): "w", (_FULL, _COLUMN): "n"}.get((loop, reach), self._span(loop))
+        loop, reach = self.reach(source), self.reach(i)
+        count = {(FULL, COLUMNS): "w", (FULL, COLUMN): "n"}.get((loop, reach), self._span(loop))
         initial = self.constant(repr(float(op.initial)))
-        target = self.name(i) if reach == _SCALAR else f"{self.name(i)}[{'c' if reach == _COLUMNS else 'j'}]"
-        total = "total" if reach == _COLUMNS else target
+        target = self.name(i) if reach == SCALAR else f"{self.name(i)}[{'c' if reach == COLUMNS else 'j'}]"
+        total = "total" if reach == COLUMNS else target
 
         def join(x: str) -> str:
             return self.formula(op.formula, {"x": total, "y": x})
@@ -332,9 +263,9 @@ class _Generator:
         inner = _Loop(self, loop)
         term = inner.term(source)
         step = [*inner.lines, f"{total} = {join(term)}"]
-        if reach == _SCALAR:
+        if reach == SCALAR:
             return [f"{total} = {initial}", *inner.nest(step), *finish]
-        if reach == _COLUMNS:
+        if reach == COLUMNS:
             inner.hoisted.append(f"{total} = {initial}")
             return inner.nest(step, after=finish)
         start = ["for j in range(w):", f"    {target} = {initial}"]
@@ -343,7 +274,7 @@ class _Generator:
     def _reduce_segments(self, i: int, op: SegmentReduction) -> list[str]:
         source = self.values[i].args[0]
         initial = self.constant(repr(float(op.initial)))
-        reach = self._reach(i)
+        reach = self.reach(i)
         loop = _Loop(self, reach)
         term, target = loop.term(source), loop.at(self.name(i), reach)
         step = loop.nest([*loop.lines, f"{target} = {self.formula(op.formula, {'x': target, 'y': term})}"])
@@ -357,30 +288,14 @@ class _Generator:
 
     def name(self, i: int) -> str:
         """Of what holds a stored value: a variable, a buffer, or the memory of an output."""
-        if self._reach(i) == _SCALAR:
+        if self.reach(i) == SCALAR:
             return f"s{i}"
         return f"t{self.sinks[i][0]}" if i in self.sinks else f"b{i}"
 
     def operand(self, i: int) -> _Read:
         """How an input is read."""
-        v = self.body.outer[i]
-        value = self.program.values[v]
-        scalar = self._reach(i) == _SCALAR
-        source, column = resolve(self.program, v)
-        kind = self.program.values[source].kind
-        if value.kind == "ptr":
-            operand = Operand(v, 0, "boundaries", False)
-        elif value.type is None:
-            operand = Operand(v, 0, "integer", True)
-        elif value.domain == SHARED:
-            operand = Operand(v, 0, "shared", scalar)
-        elif kind in ("arg", "list"):
-            operand = Operand(source, column, "index", scalar)
-        elif kind == "float":
-            operand = Operand(source, 0, "column", True)
-        else:
-            operand = Operand(source, column, "affine", scalar)
-        span = self._span(self._reach(i))
+        operand = self.operand_of(i)
+        span = self._span(self.reach(i))
         for read in self.reads:
             if (read.operand, read.span) == (operand, span):
                 return read
@@ -388,10 +303,6 @@ class _Generator:
         self.numbers += {"affine": 2, "index": 1}.get(operand.kind, 0)
         self.reads.append(read)
         return read
-
-    def is_inside(self, i: int) -> bool:
-        """Whether value ``i`` belongs to a list element, in a kernel that goes over the elements of rows."""
-        return self.grouped and self.values[i].domain > ROW
 
     def elements(self) -> str:
         """The loop over a row's list elements."""
@@ -432,11 +343,11 @@ class _Loop:
 
     def nest(self, body: Sequence[str], after: Sequence[str] = ()) -> list[str]:
         """The loop around statements; ``after`` is done once a column."""
-        if self.reach == _SCALAR:
+        if self.reach == SCALAR:
             return list(body)
-        index, size = ("c", "n") if self.reach == _COLUMNS else ("j", "w")
+        index, size = ("c", "n") if self.reach == COLUMNS else ("j", "w")
         lines = [f"for {index} in range({size}):", *(f"    {line}" for line in body)]
-        if self.reach != _FULL:
+        if self.reach != FULL:
             return lines
         return ["for c in range(n):", *(f"    {line}" for line in (*self.hoisted, *lines, *after))]
 
@@ -454,11 +365,11 @@ class _Loop:
             read = g.operand(at)
             if read.inside and not set(read.lines) <= set(self.inside):
                 self.inside += read.lines
-            return self.at(read.name, g._reach(i))
+            return self.at(read.name, g.reach(i))
         if value.op is constant:
             return g.constant(repr(float(dict(value.attrs)["value"])))
         if at in g.stored:
-            return self.at(g.name(at), g._reach(i))
+            return self.at(g.name(at), g.reach(i))
         if at == i:
             text = self._compute(i)
             if value.op is broadcast_to:
@@ -469,16 +380,16 @@ class _Loop:
 
     def at(self, name: str, reach: Reach) -> str:
         """The element of an array that a pass through the loop is about."""
-        if reach == _SCALAR:
+        if reach == SCALAR:
             return name
-        if self.reach != _FULL:
-            return f"{name}[{'c' if self.reach == _COLUMNS else 'j'}]"
-        if reach == _COLUMN:
+        if self.reach != FULL:
+            return f"{name}[{'c' if self.reach == COLUMNS else 'j'}]"
+        if reach == COLUMN:
             return f"{name}[j]"
-        line = f"{name}_c = {name}[c]" if reach == _COLUMNS else f"{name}_c = {name}[c * w : c * w + w]"
+        line = f"{name}_c = {name}[c]" if reach == COLUMNS else f"{name}_c = {name}[c * w : c * w + w]"
         if line not in self.hoisted:
             self.hoisted.append(line)
-        return f"{name}_c" if reach == _COLUMNS else f"{name}_c[j]"
+        return f"{name}_c" if reach == COLUMNS else f"{name}_c[j]"
 
     def _compute(self, i: int) -> str:
         g = self.generator
@@ -493,8 +404,8 @@ class _Loop:
         if op is to_float:
             return f"np.{g.dtype}({terms[0]})"
         if isinstance(op, Indexed):
-            reach = g._reach(i)
-            place = {_SCALAR: "0", _COLUMN: "j", _COLUMNS: "c", _FULL: "c * w + j"}[reach]
+            reach = g.reach(i)
+            place = {SCALAR: "0", COLUMN: "j", COLUMNS: "c", FULL: "c * w + j"}[reach]
             names = dict(zip("x", terms)) | {"i": place, "size": g._span(reach), "along": self._along(i, attrs)}
             return g.formula(op.formula, names | {name: repr(a) for name, a in attrs.items()})
         assert isinstance(op, Elementwise)
@@ -514,7 +425,7 @@ class _Loop:
         at = g.alias[x]
         if g.values[at].op is None or at in g.stored:
             name = g.operand(at).name if g.values[at].op is None else g.name(at)
-            return name if g._reach(at) == _SCALAR else f"{name}[{index}]"
+            return name if g.reach(at) == SCALAR else f"{name}[{index}]"
         return self.term(x)  # a constant
 
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, SHARED
+from dynbatch.compiler.kernel_body import resolve
 from dynbatch.cpu import kernels, products, tiers
-from dynbatch.cpu.codegen import generate, resolve
+from dynbatch.cpu.codegen import generate
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.products import Factor
 from dynbatch.cpu.routine import Routine, is_vector_concatenation
