@@ -91,9 +91,14 @@ def gemm(
 
 
 def product(x: np.ndarray, m: np.ndarray, out: np.ndarray, function: int, bits: int) -> bool:
-    """``out = x @ m`` by the BLAS function at an address; False (and nothing done) where the layout is not BLAS's."""
+    """``out = x @ m`` by the BLAS function at an address.
+
+    False, and nothing done, where the arrays' layout is not BLAS's or they are not all of one type.
+    """
+    if not function or not x.dtype == m.dtype == out.dtype:
+        return False
     layouts = [blas.layout(a) for a in (x, m, out)]
-    if not function or any(a is None for a in layouts) or layouts[2][0] != blas.NO_TRANS:  # type: ignore[index]
+    if any(a is None for a in layouts) or layouts[2][0] != blas.NO_TRANS:  # type: ignore[index]
         return False
     TEAM.start()
     (tx, lx), (tm, lm), (_, lo) = layouts  # type: ignore[misc]

@@ -124,12 +124,14 @@ def _mkl_is_faster(path: str) -> bool:
 
 
 def product(x: np.ndarray, m: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """``x @ m`` of 2-D arrays by BLAS."""
+    """``x @ m`` of 2-D arrays by BLAS; what BLAS cannot take is left to NumPy."""
     library = mkl()
-    function, bits = library.gemm(x.dtype.name) if library is not None else blas.numpy_gemm(x.dtype.name)
-    if out is None:
-        out = np.empty((x.shape[0], m.shape[1]), x.dtype)
-    return out if pieces.product(x, m, out, function, bits) else np.matmul(x, m, out=out)
+    if x.dtype.name in ("float32", "float64"):
+        function, bits = library.gemm(x.dtype.name) if library is not None else blas.numpy_gemm(x.dtype.name)
+        result = np.empty((x.shape[0], m.shape[1]), x.dtype) if out is None else out
+        if pieces.product(x, m, result, function, bits):
+            return result
+    return np.matmul(x, m, out=out)
 
 
 class Factor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dynbatch.cpu import blas, pieces
+from dynbatch.cpu import blas, pieces, products
 from dynbatch.cpu.team import TEAM
 
 SHAPES = [(1, 1, 1), (7, 9, 5), (129, 130, 150), (7, 701, 500), (701, 7, 500), (1, 3001, 800), (3001, 1, 800)]
@@ -64,4 +64,14 @@ def test_what_blas_cannot_take_is_left_to_numpy() -> None:
     assert not pieces.product(np.ones((4, 12), np.float32)[:, ::2], m, out, function, bits)
     assert not pieces.product(x, m, np.asfortranarray(out), function, bits)
     assert not pieces.product(x, m, out, 0, 0)
+    assert not pieces.product(x, m.astype(np.float64), out, function, bits)
+    assert not pieces.product(x, m, out.astype(np.float64), function, bits)
     assert (out == 0).all()
+
+
+@pytest.mark.parametrize("types", [("float32", "float64"), ("float64", "float32"), ("int64", "int64")], ids=str)
+def test_other_types_are_multiplied_as_numpy_does(types: tuple[str, str]) -> None:
+    x, m = np.arange(12).reshape(3, 4).astype(types[0]), np.arange(20).reshape(4, 5).astype(types[1])
+    found = products.product(x, m)
+    np.testing.assert_array_equal(found, x @ m)
+    assert found.dtype == (x @ m).dtype
