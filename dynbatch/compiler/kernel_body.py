@@ -5,12 +5,14 @@ The generators of both backends derive from it (`dynbatch.cpu.codegen`, `dynbatc
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dynbatch.compiler.fuse_elementwise import Region
 from dynbatch.compiler.ir import ROW, SHARED, Program
 from dynbatch.compiler.lower import lower
-from dynbatch.ops.elementwise import broadcast_to
+from dynbatch.ops.elementwise import broadcast_to, to_float
+from dynbatch.ops.indexing import element
+from dynbatch.ops.primitive import Elementwise, Indexed
 from dynbatch.ops.reduction import Reduction
 from dynbatch.ops.segment import expand
 from dynbatch.ops.shape import pick_range, reshape
@@ -91,6 +93,10 @@ class KernelBody:
         width, columns = self.body.extents(i)
         return (width * columns > 1, False) if self.flat else (width > 1, columns > 1)
 
+    def span(self, reach: Reach) -> str:
+        """Text of the number of elements of a value."""
+        return {SCALAR: "1", COLUMN: "w", COLUMNS: "n", FULL: "w * n"}[reach]
+
     def _find_aliases(self) -> list[int]:
         """Reshapes, what neither stretches nor reduces, and values of a row that its list elements read."""
         found: list[int] = []
@@ -122,3 +128,71 @@ class KernelBody:
         if kind == "float":
             return Operand(source, 0, "column", True)
         return Operand(source, column, "affine", scalar)
+
+
+Body = TypeVar("Body", bound=KernelBody)
+
+
+class Terms(Generic[Body]):
+    """What a value that is computed from others looks like in a kernel; its words are a language's, in subclasses.
+
+    Attributes:
+        generator: whose values they are.
+    """
+
+    generator: Body
+
+    def compute(self, i: int) -> str:
+        """The text that computes value ``i`` from the terms of its operands."""
+        value = self.generator.values[i]
+        op, attrs = value.op, dict(value.attrs)
+        if op is element:
+            return self.element(*value.args)
+        terms = [self.term(a) for a in value.args]
+        if op is broadcast_to:
+            return terms[0]
+        if op is to_float:
+            return self.real(terms[0])
+        if isinstance(op, Indexed):
+            reach = self.generator.reach(i)
+            names = dict(zip("x", terms)) | {"i": self.place(reach), "size": self.generator.span(reach)}
+            names["along"] = self._along(i, attrs)
+            return self.formula(op.formula, names | {name: repr(a) for name, a in attrs.items()})
+        assert isinstance(op, Elementwise)
+        return self.formula(op.formula, dict(zip(op.operands, terms)))
+
+    def _along(self, i: int, attrs: dict[str, Any]) -> str:
+        """The place of an element along dimension ``dim``."""
+        type, dim = self.generator.values[i].type, attrs.get("dim", 0)
+        assert type is not None
+        if type.shape[dim] == 1:
+            return self.literal(0.0)
+        return self.real(self.index("c" if dim and not self.generator.flat else "j"))
+
+    def term(self, i: int) -> str:
+        """The text that stands for value ``i``; statements that it needs are added."""
+        raise NotImplementedError
+
+    def element(self, x: int, index: int) -> str:
+        """The element of value ``x`` at the place that value ``index`` holds."""
+        raise NotImplementedError
+
+    def formula(self, text: str, names: dict[str, str]) -> str:
+        """A formula with texts for its names."""
+        raise NotImplementedError
+
+    def literal(self, number: float) -> str:
+        """A number of the kernel's precision."""
+        raise NotImplementedError
+
+    def real(self, text: str) -> str:
+        """An integer as a number of the kernel's precision."""
+        raise NotImplementedError
+
+    def index(self, axis: str) -> str:
+        """The place along a column, ``j``, or the column's, ``c``."""
+        raise NotImplementedError
+
+    def place(self, reach: Reach) -> str:
+        """The place in storage order."""
+        raise NotImplementedError

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dynbatch.compiler.fuse_elementwise import Region
 from dynbatch.compiler.ir import ROW, Program
-from dynbatch.compiler.kernel_body import COLUMN, COLUMNS, FULL, SCALAR, KernelBody, Operand, Reach
-from dynbatch.ops.elementwise import broadcast_to, constant, to_float
+from dynbatch.compiler.kernel_body import COLUMN, COLUMNS, FULL, SCALAR, KernelBody, Operand, Reach, Terms
+from dynbatch.ops.elementwise import broadcast_to, constant
 from dynbatch.ops.indexing import element
-from dynbatch.ops.primitive import Elementwise, Indexed
 from dynbatch.ops.reduction import Reduction
 from dynbatch.ops.segment import SegmentReduction, expand, segment_length
 from dynbatch.ops.shape import reshape
@@ -205,7 +204,7 @@ class _Generator(KernelBody):
             reach = self.reach(self.alias[self.body.inner[v]])
             targets.append(f"o{k} = p{place} + {row} * p{place + 1}")
             if reach != SCALAR:
-                targets.append(f"t{k} = mem[o{k} : o{k} + {self._span(reach)}]")
+                targets.append(f"t{k} = mem[o{k} : o{k} + {self.span(reach)}]")
             place += 2
         hoisted = [line for read in self.reads if not read.inside for line in read.lines]
         inside = [line for read in self.reads if read.inside and by_element for line in read.lines]
@@ -216,7 +215,7 @@ class _Generator(KernelBody):
         lines += [f'{name} = np.{self.dtype}("{text}")\n' for text, name in self.constants.items()]
         lines.append(f"\n\n@jit({_OPTIONS})\n")
         lines.append(f"def kernel({', '.join(names)}):\n")
-        lines += [f"    b{i} = np.empty({self._span(self.reach(i))}, np.{self.dtype})\n" for i in buffers]
+        lines += [f"    b{i} = np.empty({self.span(self.reach(i))}, np.{self.dtype})\n" for i in buffers]
         lines.append("    for r in range(lo, hi):\n")
         lines += [f"        {line}\n" for line in (*hoisted, *each)]
         indent = " " * (12 if by_element else 8)
@@ -224,10 +223,6 @@ class _Generator(KernelBody):
         domain = ROW if self.grouped else self.domain
         operands = tuple(read.operand for read in self.reads)
         return KernelSource("".join(lines), operands, self.outputs, self.sizes, domain)
-
-    def _span(self, reach: Reach) -> str:
-        """Text of the number of elements of a value."""
-        return {SCALAR: "1", COLUMN: "w", COLUMNS: "n", FULL: "w * n"}[reach]
 
     def _loops(self, i: int) -> list[str]:
         """Statements that compute value ``i`` and write it wherever it is read."""
@@ -250,7 +245,7 @@ class _Generator(KernelBody):
     def _reduce(self, i: int, op: Reduction) -> list[str]:
         (source,) = self.values[i].args
         loop, reach = self.reach(source), self.reach(i)
-        count = {(FULL, COLUMNS): "w", (FULL, COLUMN): "n"}.get((loop, reach), self._span(loop))
+        count = {(FULL, COLUMNS): "w", (FULL, COLUMN): "n"}.get((loop, reach), self.span(loop))
         initial = self.constant(repr(float(op.initial)))
         target = self.name(i) if reach == SCALAR else f"{self.name(i)}[{'c' if reach == COLUMNS else 'j'}]"
         total = "total" if reach == COLUMNS else target
@@ -295,7 +290,7 @@ class _Generator(KernelBody):
     def operand(self, i: int) -> _Read:
         """How an input is read."""
         operand = self.operand_of(i)
-        span = self._span(self.reach(i))
+        span = self.span(self.reach(i))
         for read in self.reads:
             if (read.operand, read.span) == (operand, span):
                 return read
@@ -319,7 +314,7 @@ class _Generator(KernelBody):
         return ast.unparse(_Substitute(self, names).visit(tree).body)
 
 
-class _Loop:
+class _Loop(Terms["_Generator"]):
     """The text of one loop, or of statements where the reach is that of a scalar.
 
     Attributes:
@@ -338,7 +333,7 @@ class _Loop:
 
     def assign(self, target: str, i: int, compute: bool = False) -> list[str]:
         """Set the target to value ``i``: read it, or compute it."""
-        result = self._compute(i) if compute else self.term(i)
+        result = self.compute(i) if compute else self.term(i)
         return self.nest([*self.lines, f"{self.at(target, self.reach)} = {result}"])
 
     def nest(self, body: Sequence[str], after: Sequence[str] = ()) -> list[str]:
@@ -367,11 +362,11 @@ class _Loop:
                 self.inside += read.lines
             return self.at(read.name, g.reach(i))
         if value.op is constant:
-            return g.constant(repr(float(dict(value.attrs)["value"])))
+            return self.literal(float(dict(value.attrs)["value"]))
         if at in g.stored:
             return self.at(g.name(at), g.reach(i))
         if at == i:
-            text = self._compute(i)
+            text = self.compute(i)
             if value.op is broadcast_to:
                 return text
             self.lines.append(f"v{i} = {text}")
@@ -391,42 +386,34 @@ class _Loop:
             self.hoisted.append(line)
         return f"{name}_c" if reach == COLUMNS else f"{name}_c[j]"
 
-    def _compute(self, i: int) -> str:
+    def element(self, x: int, index: int) -> str:
+        """See `Terms.element`."""
         g = self.generator
-        value = g.values[i]
-        op, attrs = value.op, dict(value.attrs)
-        if op is element:
-            x, index = value.args
-            return self._element(x, self.term(index))
-        terms = [self.term(a) for a in value.args]
-        if op is broadcast_to:
-            return terms[0]
-        if op is to_float:
-            return f"np.{g.dtype}({terms[0]})"
-        if isinstance(op, Indexed):
-            reach = g.reach(i)
-            place = {SCALAR: "0", COLUMN: "j", COLUMNS: "c", FULL: "c * w + j"}[reach]
-            names = dict(zip("x", terms)) | {"i": place, "size": g._span(reach), "along": self._along(i, attrs)}
-            return g.formula(op.formula, names | {name: repr(a) for name, a in attrs.items()})
-        assert isinstance(op, Elementwise)
-        return g.formula(op.formula, dict(zip(op.operands, terms)))
-
-    def _along(self, i: int, attrs: dict[str, Any]) -> str:
-        """The place of an element along dimension ``dim``."""
-        g = self.generator
-        type, dim = g.values[i].type, attrs.get("dim", 0)
-        assert type is not None
-        if type.shape[dim] == 1:
-            return g.constant("0.0")
-        return f"np.{g.dtype}(np.int32({'c' if dim and not g.flat else 'j'}))"
-
-    def _element(self, x: int, index: str) -> str:
-        g = self.generator
-        at = g.alias[x]
+        at, place = g.alias[x], self.term(index)
         if g.values[at].op is None or at in g.stored:
             name = g.operand(at).name if g.values[at].op is None else g.name(at)
-            return name if g.reach(at) == SCALAR else f"{name}[{index}]"
+            return name if g.reach(at) == SCALAR else f"{name}[{place}]"
         return self.term(x)  # a constant
+
+    def formula(self, text: str, names: dict[str, str]) -> str:
+        """See `Terms.formula`."""
+        return self.generator.formula(text, names)
+
+    def literal(self, number: float) -> str:
+        """See `Terms.literal`."""
+        return self.generator.constant(repr(number))
+
+    def real(self, text: str) -> str:
+        """See `Terms.real`."""
+        return f"np.{self.generator.dtype}({text})"
+
+    def index(self, axis: str) -> str:
+        """See `Terms.index`."""
+        return f"np.int32({axis})"
+
+    def place(self, reach: Reach) -> str:
+        """See `Terms.place`."""
+        return {SCALAR: "0", COLUMN: "j", COLUMNS: "c", FULL: "c * w + j"}[reach]
 
 
 class _Substitute(ast.NodeTransformer):

@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 
 from dynbatch.compiler.fuse_elementwise import Region
 from dynbatch.compiler.ir import ROW, Program
-from dynbatch.compiler.kernel_body import COLUMN, COLUMNS, FULL, SCALAR, KernelBody, Operand, Reach
+from dynbatch.compiler.kernel_body import COLUMN, COLUMNS, FULL, SCALAR, KernelBody, Operand, Reach, Terms
 from dynbatch.cuda.launches import LARGEST_TEAM, Launch, teams, vector
-from dynbatch.ops.elementwise import broadcast_to, constant, to_float
-from dynbatch.ops.indexing import element
-from dynbatch.ops.primitive import Elementwise, Indexed
+from dynbatch.ops.elementwise import broadcast_to, constant
 from dynbatch.ops.reduction import Reduction
 from dynbatch.ops.segment import SegmentReduction, segment_length
 
@@ -264,10 +262,6 @@ class _Generator(KernelBody):
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
-    def span(self, reach: Reach) -> str:
-        """Text of the number of elements of a value."""
-        return {SCALAR: "1", COLUMN: "w", COLUMNS: "n", FULL: "w * n"}[reach]
-
     def _size(self, i: int) -> int:
         width, columns = self.body.extents(i)
         return width * columns
@@ -296,7 +290,7 @@ class _Generator(KernelBody):
         return self.operand(next(i for i in self.body.outer if self.body.is_boundaries(i))).name
 
 
-class _Scope:
+class _Scope(Terms["_Generator"]):
     """Where statements stand, and what they are about: an element along a column ``j``, a column ``c``, a list element.
 
     A value is computed in the outermost scope that it does not vary within, once.
@@ -356,24 +350,24 @@ class _Scope:
         if i in g.reductions:
             return f"s{i}" if g.reach(i) == SCALAR else self._read(f"q{i}", reach)
         if g.reach(i) != reach:
-            return self._elsewhere(i, self._place(reach))
+            return self._elsewhere(i, self.place(reach))
         if isinstance(value.op, SegmentReduction):
             return self._reduce_segment(i, value.op)
-        text = self._compute(i)
+        text = self.compute(i)
         if value.op is broadcast_to:
             return text
         self.lines.append(f"const real v{i}{self.suffix} = {text};")
         return f"v{i}{self.suffix}"
 
-    def _place(self, reach: Reach) -> str:
-        """The place in storage order."""
+    def place(self, reach: Reach) -> str:
+        """See `Terms.place`."""
         j, c = (self.places.get(axis, "0") for axis in "jc")
         return {SCALAR: "0", COLUMN: j, COLUMNS: c, FULL: f"({c} * w + {j})"}[reach]
 
     def _read(self, name: str, reach: Reach) -> str:
         """An element of an array, which the loop loads with its neighbours if they follow each other."""
         if not (self.loop and reach["jc".index(self.loop)]):
-            return f"{name}[{self._place(reach)}]"
+            return f"{name}[{self.place(reach)}]"
         loaded = f"{name}_{'full' if reach == FULL else self.loop}"
         base = self.base if reach == FULL else f"{self.loop}0"
         lines = [f"real {loaded}[V];", f"load({loaded}, {name} + {base}, left);"]
@@ -406,34 +400,27 @@ class _Scope:
         ]
         return name
 
-    def _compute(self, i: int) -> str:
-        g = self.generator
-        value = g.values[i]
-        op, attrs = value.op, dict(value.attrs)
-        if op is element:
-            x, index = value.args
-            return self.term(x) if g.reach(x) == SCALAR else self._elsewhere(x, f"int({self.term(index)})")
-        terms = [self.term(a) for a in value.args]
-        if op is broadcast_to:
-            return terms[0]
-        if op is to_float:
-            return f"real({terms[0]})"
-        if isinstance(op, Indexed):
-            reach = g.reach(i)
-            names = dict(zip("x", terms)) | {"i": self._place(reach), "size": g.span(reach)}
-            names["along"] = self._along(i, attrs)
-            return formula(op.formula, names | {name: repr(a) for name, a in attrs.items()})
-        assert isinstance(op, Elementwise)
-        return formula(op.formula, dict(zip(op.operands, terms)))
+    def element(self, x: int, index: int) -> str:
+        """See `Terms.element`."""
+        if self.generator.reach(x) == SCALAR:
+            return self.term(x)
+        return self._elsewhere(x, f"int({self.term(index)})")
 
-    def _along(self, i: int, attrs: dict[str, Any]) -> str:
-        """The place of an element along dimension ``dim``."""
-        g = self.generator
-        type, dim = g.values[i].type, attrs.get("dim", 0)
-        assert type is not None
-        if type.shape[dim] == 1:
-            return literal(0.0)
-        return f"real({self.places['c' if dim and not g.flat else 'j']})"
+    def formula(self, text: str, names: dict[str, str]) -> str:
+        """See `Terms.formula`."""
+        return formula(text, names)
+
+    def literal(self, number: float) -> str:
+        """See `Terms.literal`."""
+        return literal(number)
+
+    def real(self, text: str) -> str:
+        """See `Terms.real`."""
+        return f"real({text})"
+
+    def index(self, axis: str) -> str:
+        """See `Terms.index`."""
+        return self.places[axis]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
