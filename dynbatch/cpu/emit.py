@@ -104,10 +104,10 @@ class CompiledRoutine(Routine):
         key = (self, job.signature)
         forms = job.tables.forms.get(key)
         if forms is None:
-            values = self.shared_arrays(job.signature, job.arena) if self.prepared else {}
             version = job.signature.version()
             known = job.signature.cache.get((self, "forms"))
             if known is None or known[0] != version:
+                values = self.shared_arrays(job.signature, job.arena) if self.prepared else {}
                 known = (version, tuple([_FORMS[form](values[v]) for v, form in self.prepared]))
                 job.signature.cache[self, "forms"] = known
             forms = job.tables.forms[key] = known[1]
@@ -276,7 +276,7 @@ class _Emitter:
         """What Python does before the first section."""
         lines = [
             "arena, tables, b, rows, destination = job.arena, job.tables, job.b, job.rows, job.destination",
-            "mem, n1 = arena.mem, 1",
+            "mem = arena.mem",
         ]
         if self.prepared:
             lines.append(f"{''.join(f's{i}, ' for i in range(len(self.prepared)))}= shared")

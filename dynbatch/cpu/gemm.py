@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.cpu import team
-from dynbatch.cpu.jit import c_function, jit
+from dynbatch.cpu.jit import jit
 from dynbatch.cpu.native import call
 from dynbatch.cpu.tile import MOST_ROWS, MOST_VECTORS, VECTOR_BYTES, tile
 
@@ -31,13 +31,7 @@ _FIELDS = 11
 @functools.cache
 def kernel(dtype: str) -> int:
     """Address of the compiled function that runs one chunk of a job, for ``float32`` or ``float64``."""
-    function = _chunk_float32 if dtype == "float32" else _chunk_float64
-    compiled = c_function(function, "void(CPointer(int64), int64)", error_model="numpy")
-    _kept.append(compiled)
-    return compiled.address
-
-
-_kept: list[Any] = []  # the code lives as long as these
+    return team.job_function(_chunk_float32 if dtype == "float32" else _chunk_float64)
 
 
 def _chunk_float32(job: Any, index: int) -> None:

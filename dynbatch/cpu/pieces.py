@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.cpu import blas, team
-from dynbatch.cpu.jit import c_function, jit
+from dynbatch.cpu.jit import jit
 from dynbatch.cpu.team import TEAM
 
 CUT_FROM = 1 << 21
@@ -27,13 +27,7 @@ _FIELDS = 16
 @functools.cache
 def piece(dtype: str) -> int:
     """Address of the compiled function that computes one piece, for ``float32`` or ``float64``."""
-    function = _piece_float32 if dtype == "float32" else _piece_float64
-    compiled = c_function(function, "void(CPointer(int64), int64)", error_model="numpy")
-    _kept.append(compiled)
-    return compiled.address
-
-
-_kept: list[Any] = []  # the code lives as long as these
+    return team.job_function(_piece_float32 if dtype == "float32" else _piece_float64)
 
 
 def _piece_float32(job: Any, index: int) -> None:

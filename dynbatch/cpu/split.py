@@ -7,12 +7,10 @@ kernel takes goes through a flat job of integers: numbers as they are, arrays as
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from dynbatch.cpu import kernels, products
 from dynbatch.cpu.codegen import KernelSource
-from dynbatch.cpu.jit import c_function
-from dynbatch.cpu.team import TEAM
+from dynbatch.cpu.team import TEAM, job_function
 
 SPLIT_FROM = 1 << 17
 """Element operations from which on a kernel's rows are shared out: see ``python -m bench.splitting``."""
@@ -51,15 +49,16 @@ def splitter(source: KernelSource, dtype: str, size: int) -> Callable[[int], int
     Arguments:
         size: of a row, in element operations.
     """
-    known: list[Any] = []
+    address = 0
 
     def split(rows: int) -> int:
+        nonlocal address
         if rows * size < SPLIT_FROM or products.threads() < 2:
             return 0
-        if not known:
+        if not address:
             TEAM.start()
             module = kernels.load(piece_text(source, dtype), {"kernel": source.text})
-            known.append(c_function(module["piece"], "void(CPointer(int64), int64)", error_model="numpy"))
-        return known[0].address
+            address = job_function(module["piece"])
+        return address
 
     return split

@@ -13,12 +13,13 @@ import atexit
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
-from dynbatch.cpu.jit import jit
+from dynbatch.cpu.jit import c_function, jit
 from dynbatch.cpu.native import add, call, exchange, load, pause, store
 
 # Where things lie in the team's memory, in bytes; what different threads write does not share a cache line.
@@ -44,6 +45,16 @@ _LOOKS_A_TURN = 512
 """Looks after which a waiting thread lets another have its core, if one wants it."""
 _PATIENCE = 5000
 """How often a helper looks for work before it sleeps: some 100 microseconds."""
+
+
+def job_function(function: Callable[[Any, int], None]) -> int:
+    """Address of the compiled ``function(job, index)``, which `run` calls; it gets the job as a pointer to integers."""
+    compiled = c_function(function, "void(CPointer(int64), int64)", error_model="numpy")
+    _kept.append(compiled)
+    return compiled.address
+
+
+_kept: list[Any] = []  # the code lives as long as these
 
 
 @jit(error_model="numpy")
