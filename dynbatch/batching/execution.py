@@ -25,6 +25,7 @@ from dynbatch.config import config
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.memory import Arena
 from dynbatch.cpu.pools import Pools
+from dynbatch.cpu.threads import plan_threads
 from dynbatch.cpu.tiers import is_hot
 from dynbatch.errors import BackwardError, DynbatchError
 from dynbatch.graph import Graph, state
@@ -208,7 +209,8 @@ class Execution:
         try:
             self._reserve(known.starts, known.signatures)
             plan.schedule_seconds = plan.clock() - begin
-            self._run(plan, known.tables, known.row[known.order[known.starts[:-1]]])
+            with plan_threads():
+                self._run(plan, known.tables, known.row[known.order[known.starts[:-1]]])
         except BaseException:
             self._restore(before)
             raise
@@ -248,7 +250,8 @@ class Execution:
             self._place(order, starts, signatures)
             self._tables = Tables(self, order, starts, signatures)
             plan.schedule_seconds = plan.clock() - begin
-            self._run(plan, self._tables, self.row[order[starts[:-1]]])
+            with plan_threads():
+                self._run(plan, self._tables, self.row[order[starts[:-1]]])
         except BaseException:
             self._undo(order, before)
             raise
@@ -389,7 +392,8 @@ class Execution:
         try:
             run.prepare(loss)
             plan.schedule_seconds = plan.clock() - begin
-            found = run.run(plan)
+            with plan_threads():
+                found = run.run(plan)
             for parameter, gradient in found:
                 if isinstance(gradient, tuple):
                     parameter.add_gradient(*gradient)

@@ -14,7 +14,6 @@ import numpy as np
 
 from dynbatch.batching.execution import Execution, take_execution
 from dynbatch.batching.plan import Plan
-from dynbatch.cpu.threads import plan_threads
 from dynbatch.errors import BackwardError, StaticError, user_line
 from dynbatch.graph import Expression, Graph, check_live, state
 
@@ -43,7 +42,7 @@ def _execution(graph: Graph) -> Execution:
 def values(expression: Expression) -> np.ndarray:
     """The value of an expression in the user's shape; batch elements along an added last dimension."""
     check_live(expression)
-    with _lock, plan_threads():
+    with _lock:
         execution = _execution(expression.graph)
         vids = list(expression.vids)
         execution.forward(vids)
@@ -56,7 +55,7 @@ def forward(expressions: list[Expression]) -> None:
     for e in expressions:
         check_live(e)
     if expressions:
-        with _lock, plan_threads():
+        with _lock:
             _execution(expressions[0].graph).forward([vid for e in expressions for vid in e.vids])
 
 
@@ -69,7 +68,7 @@ def backward(expression: Expression, full: bool) -> None:
             f"{user_line()}: backward() needs a scalar loss, not shape {shape}"
             + (f" with {batch} batch elements; sum_batches() makes it one" if batch > 1 else "")
         )
-    with _lock, plan_threads():
+    with _lock:
         execution = _execution(expression.graph)
         execution.forward([expression.vid])
         execution.backward(expression.vid, full)
@@ -78,7 +77,7 @@ def backward(expression: Expression, full: bool) -> None:
 def gradient(expression: Expression) -> np.ndarray:
     """See `Expression.gradient`."""
     check_live(expression)
-    with _lock, plan_threads():
+    with _lock:
         execution = _execution(expression.graph)
         found = [execution.gradient(vid, expression.type) for vid in expression.vids]
     return found[0] if len(found) == 1 else np.stack(found, axis=-1)
