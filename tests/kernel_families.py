@@ -27,6 +27,10 @@ GUARD = -12345.0
 SCRATCH = 50_000  # elements behind all values
 
 
+Run = Callable[[Program, "Known", str], list[Any]]
+"""Every value of a Program for given inputs in a precision, computed by kernels."""
+
+
 class Family(Builder):
     """A Builder with two vectors, a matrix, a number and an index a row, a shared vector, and a list of vectors."""
 
@@ -305,3 +309,35 @@ def first_rows(program: Program, known: Known, rows: int) -> Known:
             count = rows + 1 if value.kind == "ptr" else {ROW: rows, SHARED: 1}.get(value.domain, elements)
             few[key] = known[key][:count]
     return few
+
+
+def check_rows_are_independent(make: Callable[[Family], tuple[int, ...]], width: int, run: Run, few: Run) -> None:
+    """A row's results are the same bits beside other rows, by ``run``, and among the first few, by ``few``."""
+    b = Family("float32", width)
+    program = b.finish(make(b))
+    known = random_inputs(program, 5, width)
+    everything = run(program, known, "float32")
+    some = few(program, first_rows(program, known, 2), "float32")
+    for v in program.outputs:
+        np.testing.assert_array_equal(some[v], everything[v][: some[v].shape[0]])
+
+
+def check_draws(dtype: str, run: Run) -> None:
+    """Uniform numbers are the reference's to the last bit, so that dropout drops the same elements everywhere."""
+    b = Family(dtype, 33)
+    program = b.finish((b.emit(random.uniform, b.index, shape=(33,), salt=3, dtype=dtype),))
+    known = {("int", 0): np.array([0, 1, -1, 2**62, -(2**63)])}
+    found = run(program, known, dtype)
+    np.testing.assert_array_equal(found[program.outputs[0]], references(program, known)[program.outputs[0]])
+
+
+def check_widths_share_a_text(generate: Callable[[Program, Region, str], Any]) -> None:
+    """Nothing about the width is in a kernel's source."""
+    texts = set()
+    for width in (2, 64):
+        b = Family("float32", width)
+        program = b.finish(normalizations(b))
+        (region,) = fuse_elementwise(program, (), program.outputs)
+        assert isinstance(region, Region)
+        texts.add(generate(program, region, "float32").text)
+    assert len(texts) == 1

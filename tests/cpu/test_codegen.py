@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import Program
 from dynbatch.cpu import kernels
 from dynbatch.cpu.codegen import KernelSource, generate
-from dynbatch.ops import random, segment, shape
+from dynbatch.ops import segment, shape
 from tests.kernel_families import (
     DTYPES,
     FAMILIES,
@@ -25,15 +24,16 @@ from tests.kernel_families import (
     Known,
     Memory,
     check,
+    check_draws,
+    check_rows_are_independent,
+    check_widths_share_a_text,
     extreme_inputs,
-    first_rows,
     lists,
     matrix_maxima,
     matrix_softmaxes,
     normalizations,
     random_inputs,
     reductions,
-    references,
     softmaxes,
 )
 
@@ -104,33 +104,20 @@ def test_kernels_keep_nan_and_infinity(make: Any, dtype: str) -> None:
     check_kernels(make, dtype, 7, extreme_inputs)
 
 
+def run_together(program: Program, known: Known, dtype: str) -> list[Any]:
+    """`run_kernels` of operands that follow each other."""
+    return run_kernels(program, known, dtype, scattered=False)
+
+
 def test_a_row_does_not_depend_on_the_number_of_rows() -> None:
     for make in (softmaxes, normalizations, lists):
-        b = Family("float32", 33)
-        program = b.finish(make(b))
-        known = random_inputs(program, 5, 33)
-        everything = run_kernels(program, known, "float32", scattered=False)
-        few = first_rows(program, known, 2)
-        some = run_kernels(program, few, "float32", scattered=False)
-        for v in program.outputs:
-            np.testing.assert_array_equal(some[v], everything[v][: some[v].shape[0]])
+        check_rows_are_independent(make, 33, run_together, run_together)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_draws_are_the_same_numbers(dtype: str) -> None:
-    """Uniform numbers to the last bit: dropout drops the same elements in both tiers."""
-    b = Family(dtype, 33)
-    program = b.finish((b.emit(random.uniform, b.index, shape=(33,), salt=3, dtype=dtype),))
-    known = {("int", 0): np.array([0, 1, -1, 2**62, -(2**63)])}
-    found = run_kernels(program, known, dtype, scattered=False)
-    np.testing.assert_array_equal(found[program.outputs[0]], references(program, known)[program.outputs[0]])
+    check_draws(dtype, run_together)
 
 
 def test_one_kernel_serves_all_widths() -> None:
-    texts = set()
-    for width in (2, 64):
-        b = Family("float32", width)
-        program = b.finish(normalizations(b))
-        (region,) = fuse_elementwise(program, (), program.outputs)
-        texts.add(generate(program, region, "float32").text)  # type: ignore[arg-type]
-    assert len(texts) == 1
+    check_widths_share_a_text(generate)

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
+from dynbatch.compiler.fuse_elementwise import Region
 from dynbatch.compiler.ir import ROW, Program
 from dynbatch.cuda import representative
 from dynbatch.cuda.codegen import KernelSource, generate
-from dynbatch.ops import random
 from tests.compiler.small_programs import inputs, programs
 from tests.cuda.device import SEEDS, Device, needs_compiler
 from tests.kernel_families import (
@@ -23,14 +22,15 @@ from tests.kernel_families import (
     Known,
     Memory,
     check,
+    check_draws,
+    check_rows_are_independent,
+    check_widths_share_a_text,
     extreme_inputs,
-    first_rows,
     lists,
     matrix_softmaxes,
     normalizations,
     random_inputs,
     reductions,
-    references,
     softmaxes,
 )
 
@@ -62,6 +62,11 @@ def run_kernels(
     memory = Memory(program, known, dtype, scattered)
     memory.run(kernel, stored)
     return memory.arrays
+
+
+def run_together(program: Program, known: Known, dtype: str) -> list[Any]:
+    """`run_kernels` of operands that follow each other."""
+    return run_kernels(program, known, dtype, scattered=False)
 
 
 def check_kernels(
@@ -125,14 +130,12 @@ def test_kernels_keep_nan_and_infinity(make: Any, dtype: str) -> None:
 @pytest.mark.parametrize("make", [softmaxes, reductions, normalizations, matrix_softmaxes, lists])
 def test_a_row_depends_on_nothing_but_itself(make: Any) -> None:
     """Neither on the number of rows, nor on where it lies, nor on the order of threads."""
+
+    def elsewhere(program: Program, known: Known, dtype: str) -> list[Any]:
+        return run_kernels(program, known, dtype, scattered=True, seed=1)
+
     for width in (33, 300):
-        b = Family("float32", width)
-        program = b.finish(make(b))
-        known = random_inputs(program, 5, width)
-        everything = run_kernels(program, known, "float32", scattered=False)
-        some = run_kernels(program, first_rows(program, known, 2), "float32", scattered=True, seed=1)
-        for v in program.outputs:
-            np.testing.assert_array_equal(some[v], everything[v][: some[v].shape[0]])
+        check_rows_are_independent(make, width, run_together, elsewhere)
 
 
 @pytest.mark.parametrize("make", [softmaxes, reductions, normalizations, matrix_softmaxes])
@@ -145,19 +148,8 @@ def test_no_rows(make: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_draws_are_the_same_numbers(dtype: str) -> None:
-    """Uniform numbers to the last bit: dropout drops the same elements on every device."""
-    b = Family(dtype, 33)
-    program = b.finish((b.emit(random.uniform, b.index, shape=(33,), salt=3, dtype=dtype),))
-    known = {("int", 0): np.array([0, 1, -1, 2**62, -(2**63)])}
-    found = run_kernels(program, known, dtype, scattered=False)
-    np.testing.assert_array_equal(found[program.outputs[0]], references(program, known)[program.outputs[0]])
+    check_draws(dtype, run_together)
 
 
 def test_one_kernel_serves_all_widths() -> None:
-    texts = set()
-    for width in (2, 64):
-        b = Family("float32", width)
-        program = b.finish(normalizations(b))
-        (region,) = fuse_elementwise(program, (), program.outputs)
-        texts.add(generate(program, region, "float32").text)  # type: ignore[arg-type]
-    assert len(texts) == 1
+    check_widths_share_a_text(generate)
