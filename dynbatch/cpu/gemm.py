@@ -2,8 +2,8 @@
 
 A weight is multiplied many times between two updates, by a few rows at a time. BLAS rearranges it each time, which
 costs more than such a product does. Here it lies in panels as wide as a `tile` of `dynbatch.cpu.tile`, and the rows
-are read where they lie, at equal distances or at given places. Sums run along the inner dimension in one order: a row's
-result is the same bits whatever other rows there are, and however many threads.
+are read where they lie, at equal distances. Sums run along the inner dimension in one order: a row's result is the same
+bits whatever other rows there are, and however many threads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CHUNKS_A_THREAD = 4
 _INNER_BLOCK = 512
 """Steps along the inner dimension after which the next rows come: so much of a panel stays in the second cache."""
 # Fields of a job, 64-bit integers.
-_X, _STARTS, _X_STRIDE, _ROWS, _PANELS, _INNER, _WIDTH, _OUT, _OUT_STRIDE, _PANEL_STEP, _ROW_STEP = range(11)
-_FIELDS = 11
+_X, _X_STRIDE, _ROWS, _PANELS, _INNER, _WIDTH, _OUT, _OUT_STRIDE, _PANEL_STEP, _ROW_STEP = range(10)
+_FIELDS = 10
 
 
 @functools.cache
@@ -60,14 +60,10 @@ def _chunk(zero: Any, item: int, job: Any, index: int) -> None:
             row = first
             for t in range(tiles):
                 height = (first + rows - row + tiles - t - 1) // (tiles - t)  # tiles of about the same height
-                x, starts = job[_X] + k * item, job[_STARTS]
-                if starts:
-                    starts += row * 8
-                else:
-                    x += row * job[_X_STRIDE] * item
+                x = job[_X] + (k + row * job[_X_STRIDE]) * item
                 out = job[_OUT] + (row * job[_OUT_STRIDE] + column) * item
                 tile(
-                    zero, height, here, min(_INNER_BLOCK, inner - k), x, starts, job[_X_STRIDE],
+                    zero, height, here, min(_INNER_BLOCK, inner - k), x, job[_X_STRIDE],
                     panel, out, job[_OUT_STRIDE], k,
                 )  # fmt: skip
                 row += height
@@ -75,7 +71,7 @@ def _chunk(zero: Any, item: int, job: Any, index: int) -> None:
 
 @jit(error_model="numpy")
 def packed_product(
-    team_address: int, function: int, x: int, starts: int, x_stride: int, rows: int,
+    team_address: int, function: int, x: int, x_stride: int, rows: int,
     panels: int, inner: int, width: int, out: int, out_stride: int, columns: int,
 ) -> None:  # fmt: skip
     """``out = x @ matrix``.
@@ -83,8 +79,7 @@ def packed_product(
     Arguments:
         team_address: of the `team.Team` whose threads help.
         function: `kernel` of the elements' type.
-        x: address of the first row; rows are ``x_stride`` elements apart, or where ``starts`` is not 0, row r is
-            ``starts[r]`` elements after ``x``: the address of 64-bit integers.
+        x, x_stride: address of the first row, and elements between rows.
         rows: may be 0.
         panels, inner, width: the packed matrix.
         out, out_stride: address of the result, and elements between its rows.
@@ -103,7 +98,7 @@ def packed_product(
         blocks = (wanted + groups - 1) // groups  # few panels: their rows are split too
         row_step = ((rows + blocks - 1) // blocks + MOST_ROWS - 1) // MOST_ROWS * MOST_ROWS
     job = np.empty(_FIELDS, np.int64)
-    job[_X], job[_STARTS], job[_X_STRIDE], job[_ROWS] = x, starts, x_stride, rows
+    job[_X], job[_X_STRIDE], job[_ROWS] = x, x_stride, rows
     job[_PANELS], job[_INNER], job[_WIDTH] = panels, inner, width
     job[_OUT], job[_OUT_STRIDE], job[_PANEL_STEP], job[_ROW_STEP] = out, out_stride, panel_step, row_step
     if is_split:

@@ -16,7 +16,6 @@ import numpy as np
 
 from dynbatch.config import config
 from dynbatch.cpu import blas, gemm, packing, pieces, profile
-from dynbatch.cpu.gather import gather
 from dynbatch.cpu.jit import jit
 from dynbatch.cpu.team import TEAM
 from dynbatch.errors import ConfigurationError
@@ -239,7 +238,7 @@ def multiply(mem: np.ndarray, x: int, x_stride: int, rows: int, factor: np.ndarr
     kind = _kind(factor, rows)
     if kind == _OWN:
         gemm.packed_product(
-            factor[_TEAM], factor[_KERNEL], x_at, 0, x_stride, rows,
+            factor[_TEAM], factor[_KERNEL], x_at, x_stride, rows,
             factor[_PANELS], inner, width, out_at, out_stride, factor[_COLUMNS],
         )  # fmt: skip
     elif kind == _NUMPY:
@@ -252,31 +251,6 @@ def multiply(mem: np.ndarray, x: int, x_stride: int, rows: int, factor: np.ndarr
             factor[_TEAM], factor[_PIECE], one, factor[_COMPUTE], 32, rows, width, inner,
             x_at, blas.NO_TRANS, x_stride, factor[_MKL_PACKED], blas.NO_TRANS, width, out_at, out_stride, True,
         )  # fmt: skip
-
-
-@jit(error_model="numpy")
-def multiply_gathered(
-    mem: np.ndarray, starts: np.ndarray, factor: np.ndarray, out: int, out_stride: int, scratch: int
-) -> None:
-    """`multiply` of rows that lie anywhere: row r begins at ``mem[starts[r]]``.
-
-    The own code reads them there; for BLAS they are brought together first.
-
-    Arguments:
-        starts: offsets, contiguous 64-bit integers.
-        scratch: offset of space for as many rows as there are.
-    """
-    rows, inner = starts.size, factor[_INNER]
-    if rows == 0:
-        return
-    if _kind(factor, rows) == _OWN:
-        gemm.packed_product(
-            factor[_TEAM], factor[_KERNEL], mem.ctypes.data, starts.ctypes.data, inner, rows,
-            factor[_PANELS], inner, factor[_WIDTH], mem.ctypes.data + out * mem.itemsize, out_stride, factor[_COLUMNS],
-        )  # fmt: skip
-    else:
-        gather(mem, starts, inner, scratch, inner)
-        multiply(mem, scratch, inner, rows, factor, out, out_stride)
 
 
 @jit(error_model="numpy")

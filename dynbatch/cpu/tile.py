@@ -48,7 +48,7 @@ def lanes(itemsize: int) -> int:
 
 @intrinsic
 def tile(
-    typingctx: Any, zero: Any, rows: Any, width: Any, inner: Any, x: Any, x_starts: Any, x_stride: Any,
+    typingctx: Any, zero: Any, rows: Any, width: Any, inner: Any, x: Any, x_stride: Any,
     panel: Any, out: Any, out_stride: Any, goes_on: Any,
 ) -> Any:  # fmt: skip
     """``out[r, j] = sum over k of x[r, k] * panel[k, j]``, added up in the order of ``k``.
@@ -58,8 +58,7 @@ def tile(
         rows: 1 to `MOST_ROWS`.
         width: 1 to `MOST_VECTORS` times `lanes`.
         inner: may be 0.
-        x: address of the first row; rows are ``x_stride`` elements apart, or where ``x_starts`` is not 0, row r is
-            ``x_starts[r]`` elements after ``x``: the address of 64-bit integers.
+        x, x_stride: address of the first row, and elements between rows.
         panel: address of the packed columns, a multiple of `VECTOR_BYTES`; each step along ``inner`` has as many whole
             vectors as ``width`` needs.
         out, out_stride: address of the result, and elements between its rows.
@@ -72,7 +71,7 @@ def tile(
         _TileWriter(builder, 4 if zero == types.float32 else 8).write(*args)
         return context.get_dummy_value()
 
-    return types.void(zero, *[types.int64] * 10), generate
+    return types.void(zero, *[types.int64] * 9), generate
 
 
 class _TileWriter:
@@ -87,7 +86,7 @@ class _TileWriter:
         self.suffix = f"v{self.lanes}f{8 * itemsize}"
 
     def write(
-        self, zero: Any, rows: Any, width: Any, inner: Any, x: Any, x_starts: Any, x_stride: Any,
+        self, zero: Any, rows: Any, width: Any, inner: Any, x: Any, x_stride: Any,
         panel: Any, out: Any, out_stride: Any, goes_on: Any,
     ) -> None:  # fmt: skip
         """The whole: a switch over the loops, each between its loads and its stores."""
@@ -108,28 +107,10 @@ class _TileWriter:
                 b.position_at_end(block)
                 places = self._places(r, v, out, out_stride)
                 before = self._before(places, goes_on, mask)
-                x_rows = self._row_addresses(r, x, x_starts, x_stride)
+                x_rows = [self._pointer(b.add(x, b.mul(x_stride, _long(i * self.itemsize)))) for i in range(r)]
                 self._store(self._loop(x_rows, inner, panel, before), places, is_full, mask)
                 b.branch(done)
         b.position_at_end(done)
-
-    def _row_addresses(self, rows: int, x: Any, starts: Any, stride: Any) -> list[Any]:
-        b = self.builder
-        with b.if_else(b.icmp_unsigned("==", starts, _long(0))) as (at_stride, at_starts):
-            with at_stride:
-                even = [b.mul(stride, _long(r)) for r in range(rows)]
-                even_block = b.block
-            with at_starts:
-                first = b.inttoptr(starts, _LONG.as_pointer())
-                given = [b.load(b.gep(first, [_long(r)])) for r in range(rows)]
-                given_block = b.block
-        found = []
-        for e, g in zip(even, given):
-            offset = b.phi(_LONG)
-            offset.add_incoming(e, even_block)
-            offset.add_incoming(g, given_block)
-            found.append(offset)
-        return [self._pointer(b.add(x, b.mul(o, _long(self.itemsize)))) for o in found]
 
     def _places(self, rows: int, vectors: int, out: Any, stride: Any) -> list[list[Any]]:
         """Where the results go, for each row its vectors."""

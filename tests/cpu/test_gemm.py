@@ -30,14 +30,14 @@ def team():
     found.end()
 
 
-def product(team: Team, x: np.ndarray, matrix: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
-    """``x @ matrix`` (or of the rows of flat ``x`` at ``starts``) into a wider array, the rest of which must stay."""
+def product(team: Team, x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """``x @ matrix`` into a wider array, the rest of which must stay."""
     panels = packing.pack(matrix)
     inner, width = matrix.shape
-    rows = x.shape[0] if starts is None else starts.size
+    rows = x.shape[0]
     out = np.full((rows + 1, width + 3), GUARD, x.dtype)
     gemm.packed_product(
-        team.address, gemm.kernel(x.dtype.name), x.ctypes.data, 0 if starts is None else starts.ctypes.data,
+        team.address, gemm.kernel(x.dtype.name), x.ctypes.data,
         x.strides[0] // x.itemsize, rows, panels.ctypes.data, inner, width, out.ctypes.data, width + 3,
         packing.panel_columns(x.itemsize),
     )  # fmt: skip
@@ -79,19 +79,6 @@ def test_large_products_are_split_without_a_trace(team: Team, dtype: str, thread
         team.set_threads(1)
         for r in (0, rows // 2, rows - 1):
             np.testing.assert_array_equal(product(team, x[r : r + 1], w), found[r : r + 1])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rows_at_given_places(team: Team, dtype: str) -> None:
-    """The gather is part of the product: rows overlap, repeat, and come in any order."""
-    rng = np.random.default_rng(3)
-    team.set_threads(2)
-    for inner, width, rows in ((7, 5, 1), (7, 50, 9), (128, 320, 40), (600, 700, 17)):
-        flat = rng.normal(size=5000).astype(dtype)
-        w = rng.normal(size=(inner, width)).astype(dtype)
-        starts = rng.integers(0, flat.size - inner, rows)
-        gathered = flat[starts[:, None] + np.arange(inner)]
-        np.testing.assert_array_equal(product(team, flat, w, starts), product(team, gathered, w))
 
 
 def test_what_is_not_finite_stays_in_its_row_and_column(team: Team) -> None:
@@ -160,7 +147,7 @@ def test_processors_with_narrower_vectors(processor: str) -> None:
                 x, w = (rng.integers(-9, 9, n).astype(dtype) for n in ((rows, inner), (inner, width)))
                 panels, out = packing.pack(w), np.empty((rows, width), dtype)
                 gemm.packed_product(
-                    TEAM.address, gemm.kernel(dtype), x.ctypes.data, 0, inner, rows, panels.ctypes.data, inner, width,
+                    TEAM.address, gemm.kernel(dtype), x.ctypes.data, inner, rows, panels.ctypes.data, inner, width,
                     out.ctypes.data, width, packing.panel_columns(x.itemsize),
                 )
                 assert (out == x @ w).all()

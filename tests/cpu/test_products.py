@@ -71,23 +71,6 @@ def test_multiply_in_flat_memory(monkeypatch: pytest.MonkeyPatch, who: str, dtyp
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("who", WHO)
-def test_multiply_gathered(monkeypatch: pytest.MonkeyPatch, who: str, dtype: str) -> None:
-    monkeypatch.setenv("DYNBATCH_BLAS", who)
-    rng = np.random.default_rng(2)
-    inner, width = 37, 50
-    matrix = rng.normal(size=(inner, width)).astype(dtype)
-    factor = products.factor(matrix)
-    for rows in (0, 1, 8, 40):
-        mem = rng.normal(size=1000 + rows * (inner + width)).astype(dtype)
-        starts = rng.integers(0, 1000 - inner, rows)
-        x = mem[starts[:, None] + np.arange(inner)].astype("float64")
-        products.multiply_gathered(mem, starts, factor.table, 1000 + rows * inner, width, 1000)
-        found = mem[1000 + rows * inner :].reshape(rows, width)
-        np.testing.assert_allclose(found, x @ matrix, atol=tolerance(dtype), rtol=0)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("who", WHO)
 def test_product_of_arrays(monkeypatch: pytest.MonkeyPatch, who: str, dtype: str) -> None:
     """Any strides: what BLAS cannot take goes through NumPy."""
     monkeypatch.setenv("DYNBATCH_BLAS", who)
