@@ -46,7 +46,7 @@ def values(expression: Expression) -> np.ndarray:
         execution = _execution(expression.graph)
         vids = list(expression.vids)
         execution.forward(vids)
-        found = [execution.value(vid, expression.type) for vid in vids]
+        found = execution.read(vids, expression.type)
     return found[0] if len(found) == 1 else np.stack(found, axis=-1)
 
 
