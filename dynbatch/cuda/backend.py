@@ -122,10 +122,7 @@ class CudaBackend:
                 plan.add(routine, job, clock() - begin, pools.shapes)
                 arena.release_scratch()
             plan.show_in_debug()
-            found: Any = None
-            for final in run.finals():
-                found = found or DeviceTables(final.tables, arena)
-                self._finish(run, final, found, prepared)
+            self._finish(run, prepared)
 
     def _job(
         self,
@@ -145,23 +142,29 @@ class CudaBackend:
         job.first, job.edges = x.first[nodes], run.edges
         return job
 
-    def _finish(self, run: BackwardRun, final: Final, tables: DeviceTables, prepared: _Preparation) -> None:
-        """Gradients of the parameters of one signature: one product or sum over all its rows."""
-        s, arena = final.signature, run.x.arena
-        code = run.codes[s]
-        routine = self._gradient_routine(arena.kernels, code)
-        job = self._job(run, tables, final.b, s, final.nodes, final.follows, dict(run.bases[s]), prepared.commands)
-        routine.finish(job)
-        for kind, slot, v in code.slots:
-            parameter = job.signature.binding[slot]
-            if kind == "table":
-                self._add_rows(job, parameter, *routine.pair(job, v))
-            else:
-                item = arena.itemsize
-                at = job.places[v] * item if v in job.places else job.shared[v]
-                add_to(job, parameter.device_gradient(self.driver), at, 1, routine.size(v), True)
-        prepared.end_final(routine, job)
-        arena.release_scratch()
+    def _finish(self, run: BackwardRun, prepared: _Preparation) -> None:
+        """Gradients of parameters: one product or sum over all rows of a signature; none is added before all are there.
+        """
+        arena = run.x.arena
+        tables: Any = None
+        found: list[tuple[DeviceRoutine, DeviceBackwardJob, GradientCode]] = []
+        for final in run.finals():
+            s, code = final.signature, run.codes[final.signature]
+            tables = tables or DeviceTables(final.tables, arena)
+            routine = self._gradient_routine(arena.kernels, code)
+            bases = dict(run.bases[s])
+            job = self._job(run, tables, final.b, s, final.nodes, final.follows, bases, prepared.commands)
+            routine.finish(job)
+            prepared.end_final(routine, job)
+            found.append((routine, job, code))
+        for routine, job, code in found:
+            for kind, slot, v in code.slots:
+                parameter = job.signature.binding[slot]
+                if kind == "table":
+                    self._add_rows(job, parameter, *routine.pair(job, v))
+                else:
+                    at = job.places[v] * arena.itemsize if v in job.places else job.shared[v]
+                    add_to(job, parameter.device_gradient(self.driver), at, 1, routine.size(v), True)
 
     def _add_rows(self, job: DeviceBackwardJob, table: Any, ids: np.ndarray, place: int, stride: int) -> None:
         """Add gradients of rows to those of a lookup table, in the order of the rows."""
@@ -214,6 +217,7 @@ class _Preparation:
         self._in_steps = backend._in_steps()
 
     def __enter__(self) -> _Preparation:
+        self._arena.driver.free_discarded()
         self._arena.uploads.reset()
         return self
 

@@ -24,13 +24,14 @@ class DeviceCopy:
         self.driver = driver
         self.array = array
         self.dtype = array.dtype
+        driver.free_discarded()
         self._address = driver.allocate(max(array.nbytes, 1))
         self._newer: str | None = "host"
 
     def __del__(self) -> None:
         address = self.__dict__.pop("_address", None)
         if address is not None:
-            self.driver.free(address)
+            self.driver.discard(address)
 
     def __len__(self) -> int:
         return self.array.size

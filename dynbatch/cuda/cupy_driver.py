@@ -107,6 +107,7 @@ class CupyDriver(Driver):
     """See `Driver`. Under ``debug`` each launch is waited for, so that a fault names its kernel."""
 
     def __init__(self, index: int) -> None:
+        super().__init__()
         cuda = _cupy().cuda
         self._compile_errors = (cuda.compiler.CompileException, cuda.nvrtc.NVRTCError)
         self._cublas = cuda.cublas

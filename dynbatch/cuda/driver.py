@@ -7,6 +7,7 @@ kernels on the CPU. Nothing else in this package knows CuPy.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,18 @@ class Driver(ABC):
 
     properties: Properties
     red_zone: int = 0
+
+    def __init__(self) -> None:
+        self._discarded: deque[int] = deque()
+
+    def discard(self, address: int) -> None:
+        """Free an allocation with the next `free_discarded`: for finalizers, which run at any moment."""
+        self._discarded.append(address)
+
+    def free_discarded(self) -> None:
+        """Give back what was discarded; before a plan, or memory of parameters, is asked for."""
+        while self._discarded:
+            self.free(self._discarded.popleft())
 
     @abstractmethod
     def allocate(self, nbytes: int) -> int:

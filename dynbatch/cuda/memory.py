@@ -60,12 +60,10 @@ class _Region:
         del self._zones[top[2] :]
         self.top = top
 
-    def free(self) -> None:
-        """Give the chunks back to the driver's pool."""
-        self.reset()
+    def discard(self) -> None:
+        """Nobody needs the chunks any more."""
         for address, _ in self.chunks:
-            self._driver.free(address)
-        self.chunks = []
+            self._driver.discard(address)
 
 
 class DeviceArena:
@@ -89,10 +87,10 @@ class DeviceArena:
         self.peak = 0
 
     def __del__(self) -> None:
-        for region in (self._values, self._scratch, self.uploads):
-            region.free()
+        for region in (self._values, self._scratch):
+            region.discard()
         if self._one:
-            self.driver.free(self._one)
+            self.driver.discard(self._one)
 
     @property
     def top(self) -> tuple[int, int, int]:
@@ -164,6 +162,11 @@ class Uploads:
         self._outgrown: list[int] = []  # read by kernels that were asked for already
         self._data: list[tuple[int, np.ndarray, int]] = []  # where values given by the user are, and of which they are
 
+    def __del__(self) -> None:
+        for address in (self._address, *self._outgrown):
+            if address:
+                self._driver.discard(address)
+
     def reset(self) -> None:
         """The last plan's part is over: its kernels have been asked for, and run before what comes up next."""
         for address in self._outgrown:
@@ -200,13 +203,6 @@ class Uploads:
         if self._sent < self._used:
             self._driver.upload(self._address + self._sent, self._host[self._sent : self._used])
             self._sent = self._used
-
-    def free(self) -> None:
-        """Give the memory back to the driver's pool."""
-        self.reset()
-        if self._address:
-            self._driver.free(self._address)
-        self._address, self._host = 0, np.empty(0, np.uint8)
 
     def _grow(self, size: int) -> None:
         self.flush()

@@ -85,7 +85,7 @@ class _Timed:
 
     def __del__(self) -> None:
         for address in self._memory:
-            self._kernels.driver.free(address)
+            self._kernels.driver.discard(address)
 
     def prepare(self) -> Callable[[], None]:
         """A function that multiplies some times, and waits."""

@@ -470,7 +470,7 @@ class _SharedBlocks:
 
     def __del__(self) -> None:
         for address in self._owned.values():
-            self._driver.free(address)
+            self._driver.discard(address)
 
     def bind(self, routine: DeviceRoutine, job: DeviceJob) -> None:
         """Find the parameters, and compute what depends on them."""

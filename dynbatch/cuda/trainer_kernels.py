@@ -6,6 +6,7 @@ Arrays are `DeviceCopy`. What says which parts of them take part goes up in one 
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,16 @@ class TrainerKernels:
         self._kernels = kernels
         self._driver = kernels.driver
         self._memory = DeviceArena(kernels)
+        self._lock = threading.Lock()  # of the memory, which trainers of several threads use
 
     def squared_norm(self, g: DeviceCopy, starts: np.ndarray, stops: np.ndarray) -> float:
         """Sum of squares, in float64."""
         if not starts.size:
             return 0.0
+        with self._lock:
+            return self._norm(g, starts, stops)
+
+    def _norm(self, g: DeviceCopy, starts: np.ndarray, stops: np.ndarray) -> float:
         launch = launches.parts(starts.size, int((stops - starts).max()))
         count = launch.grid[0] * launch.grid[1]
         doubles = 8 // self._memory.itemsize
@@ -64,7 +70,8 @@ class TrainerKernels:
         if starts.size:
             launch = launches.parts(starts.size, int((stops - starts).max()))
             targets = [np.uint64(a.target) for a in arrays]
-            self._launch(rule, launch, *targets, *self._parts(starts, stops), *numbers)
+            with self._lock:
+                self._launch(rule, launch, *targets, *self._parts(starts, stops), *numbers)
 
     def _parts(self, starts: np.ndarray, stops: np.ndarray) -> tuple[Any, ...]:
         uploads = self._memory.uploads

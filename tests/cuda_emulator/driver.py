@@ -101,6 +101,7 @@ class Emulator(Driver):
     red_zone = 64
 
     def __init__(self, index: int) -> None:
+        super().__init__()
         self.properties = Properties(f"emulator {index}", (7, 5), 64 << 30, 1, _SHARED)
         self.seed = _seed()
         self._memory = Memory(self.properties.memory)

@@ -126,7 +126,8 @@ class Memory:
     def _zones(self) -> np.ndarray:
         """(address, size) of what is poisoned."""
         if self._table is None:
-            self._table = np.array(list(self._poisoned.items()), np.int64).reshape(-1, 2)
+            zones = self._poisoned.copy()  # collecting garbage may free memory, and take zones away, at any time
+            self._table = np.array(list(zones.items()), np.int64).reshape(-1, 2)
         return self._table
 
 
