@@ -17,6 +17,18 @@ Arena.poisoned = True
 os.environ.setdefault("DYNBATCH_BLAS", "own")
 GIVEN = {name: getattr(config, name) for name in ("device", "threads")}  # by the environment
 
+TIER = "numpy" if config.device == "cpu" else "cuda"
+"""What plans say of batches that are not compiled for the CPU."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``DYNBATCH_DEVICE=cuda`` the tests run on that device, but for those of the CPU backend's own."""
+    if GIVEN["device"] != "cpu":
+        of_cpu = [item for item in items if item.get_closest_marker("cpu")]
+        config.hook.pytest_deselected(items=of_cpu)
+        items[:] = [item for item in items if not item.get_closest_marker("cpu")]
+
+
 # "ci" draws the same examples every time, so that a red build means a change and not bad luck.
 # HYPOTHESIS_PROFILE=search looks for new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, database=None)

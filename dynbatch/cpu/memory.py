@@ -75,6 +75,11 @@ class Arena:
         self._checked = [0, self._half]  # up to where memory was found to be available
         self.peak = 0
 
+    @property
+    def used(self) -> int:
+        """Bytes of values."""
+        return self.top * self.itemsize
+
     def allocate(self, elements: int) -> int:
         """Offset of fresh space for values, which lasts until `reset`; its content is undefined."""
         start = self.top

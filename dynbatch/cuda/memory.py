@@ -98,6 +98,12 @@ class DeviceArena:
         return self._values.top
 
     @property
+    def used(self) -> int:
+        """Bytes of values."""
+        chunk, used, _ = self._values.top
+        return sum(size for _, size in self._values.chunks[:chunk]) + used
+
+    @property
     def layout(self) -> Any:
         """Equal where the same requests give the same locations."""
         return tuple(address for address, _ in self._values.chunks)
@@ -105,8 +111,7 @@ class DeviceArena:
     def allocate(self, elements: int) -> int:
         """Location of space for values, which lasts until `reset`."""
         found = self._values.take(elements * self.itemsize) // self.itemsize
-        chunk, used, _ = self._values.top
-        self.peak = max(self.peak, sum(size for _, size in self._values.chunks[:chunk]) + used)
+        self.peak = max(self.peak, self.used)
         return found
 
     def scratch(self, elements: int) -> int:
