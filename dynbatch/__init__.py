@@ -8,6 +8,7 @@ from dynbatch.cell import cell
 from dynbatch.config import init, load_environment
 from dynbatch.context import align, autobatch, forward, no_grad, phase, plan
 from dynbatch.cuda.devices import devices
+from dynbatch.cuda.profile import profile
 from dynbatch.errors import (
     BackwardError,
     CellError,
@@ -113,6 +114,7 @@ __all__ = [
     "no_grad",
     "phase",
     "plan",
+    "profile",
     "renew_cg",
     "save",
     "save_checkpoint",

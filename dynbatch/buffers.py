@@ -134,6 +134,13 @@ class FlatBuffers:
                 each.locate()
         return self.gradients
 
+    def clear_gradients(self, start: int, stop: int) -> None:
+        """Set a part of the gradients to zero, where they were written last."""
+        if self.gradients_copy is not None:
+            self.gradients_copy.clear(start, stop)
+        elif self.gradients is not None:
+            self.gradients[start:stop] = 0
+
     def writable_gradients(self) -> np.ndarray:
         """The gradient buffer on the host, up to date and going to be written."""
         found = self.allocated_gradients()

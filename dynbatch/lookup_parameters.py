@@ -73,7 +73,7 @@ class LookupParameter:
     def __getstate__(self) -> dict[str, Any]:
         """For copies: without what the core cached, and what is on a device."""
         self._fetch()
-        without = {"table": {}, "lookup_signature": None, "_values_copy": None, "_gradient_copy": None}
+        without: dict[str, Any] = {"table": {}, "lookup_signature": None, "_values_copy": None, "_gradient_copy": None}
         return self.__dict__ | without
 
     def __getitem__(self, i: int) -> Any:

@@ -282,9 +282,8 @@ class ParameterCollection:
 
     def reset_gradient(self) -> None:
         """Drop the gradients that were accumulated since the last update."""
-        if self._buffers.gradients is not None:
-            for parameter in self._parameters:
-                parameter.grad[...] = 0
+        for parameter in self._parameters:
+            self._buffers.clear_gradients(parameter.offset, parameter.offset + parameter.type.size)
         for table in self._lookup_parameters:
             table.clear_gradient()
 

@@ -291,11 +291,8 @@ class Trainer:
     def _clear_rest(self) -> None:
         """Clear what the kernels have not cleared: lists of touched rows, and gradients that were not applied."""
         collection = self.collection
-        frozen = list(zip(*collection.dense_segments(update=False), strict=True))
-        if frozen:
-            gradients = collection.dense_gradients
-            for start, stop in frozen:
-                gradients[start:stop] = 0
+        for start, stop in zip(*collection.dense_segments(update=False), strict=True):
+            collection.buffers.clear_gradients(int(start), int(stop))
         for table in collection.lookup_parameters_list():
             if table.update:
                 table.mark_cleared()

@@ -105,7 +105,7 @@ class PlanCache:
 
     def wants(self, key: Key) -> bool:
         """Whether the plan of this graph is worth keeping: an equal one came before. Notes that it came."""
-        fingerprint = hash(key.parts)
+        fingerprint = hash(key.parts[:-1])  # the place settles while plans run
         with self._lock:
             if fingerprint in self._seen:
                 return True

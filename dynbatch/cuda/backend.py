@@ -25,7 +25,7 @@ from dynbatch.cuda.sources import Kernels
 from dynbatch.graph import state
 
 if TYPE_CHECKING:
-    from dynbatch.batching.backward_run import BackwardRun, Final
+    from dynbatch.batching.backward_run import BackwardRun
     from dynbatch.batching.execution import Execution
     from dynbatch.cpu.code import ForwardCode, GradientCode
 
@@ -143,8 +143,7 @@ class CudaBackend:
         return job
 
     def _finish(self, run: BackwardRun, prepared: _Preparation) -> None:
-        """Gradients of parameters: one product or sum over all rows of a signature; none is added before all are there.
-        """
+        """Gradients of parameters: a product or sum over all rows of a signature; none is added before all are there."""
         arena = run.x.arena
         tables: Any = None
         found: list[tuple[DeviceRoutine, DeviceBackwardJob, GradientCode]] = []

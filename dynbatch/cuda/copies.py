@@ -1,4 +1,4 @@
-"""Arrays of parameters that lie on a device as well as on the host; whichever was written last is copied when needed."""
+"""Arrays of parameters that lie on a device as well as on the host; where they were written last is what counts."""
 
 from __future__ import annotations
 
@@ -63,9 +63,12 @@ class DeviceCopy:
         if self._newer is None:
             self._newer = "host"
 
-    def clear(self) -> None:
-        """Set all to zero, on the device."""
-        self.driver.fill(self._address, 0, self.array.nbytes)
+    def clear(self, start: int = 0, stop: int | None = None) -> None:
+        """Set elements to zero, on the device; all of them, or some."""
+        stop = len(self) if stop is None else stop
+        item = self.dtype.itemsize
+        address = self._address if stop - start == len(self) else self.target
+        self.driver.fill(address + start * item, 0, (stop - start) * item)
         self._newer = "device"
 
 

@@ -12,6 +12,7 @@ from dynbatch.cuda.edges import count_edges, list_edges
 from dynbatch.cuda.launches import Launch, teams, vector
 from dynbatch.cuda.memory import DeviceArena
 from dynbatch.cuda.profile import profiler
+from dynbatch.errors import DeviceError
 
 if TYPE_CHECKING:
     from dynbatch.batching.plan import Tables
@@ -52,14 +53,24 @@ class Commands:
         if profiler.current is not None:
             profiler.run(driver, self)
         else:
-            for _, function, args in self.shared:
-                function(*args)
-            for _, function, args in self.batches:
-                function(*args)
+            done = -len(self.shared)
+            try:
+                for _, function, args in (*self.shared, *self.batches):
+                    function(*args)
+                    done += 1
+            except DeviceError as error:
+                raise self._in_its_batch(error, done) from error
         self.shared.clear()
         self.batches.clear()
         self.ends.clear()
         self.bound.clear()
+
+    def _in_its_batch(self, error: DeviceError, done: int) -> DeviceError:
+        """The error that command ``done`` has met, with the name of its batch."""
+        for routine, job, end in self.ends:
+            if 0 <= done < end:
+                return DeviceError(f"{error}, in batch {job.b} of the plan, {routine.program.name} ({job.rows} rows)")
+        return error
 
     def unbind(self) -> None:
         """The commands have not run."""

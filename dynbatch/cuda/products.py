@@ -1,8 +1,8 @@
 """Who multiplies a weight with vectors that are scattered: cuBLAS from a gathered copy, or a kernel that gathers.
 
 Which is faster depends on shape, number of rows and device; it is measured when a shape is met first, kept as
-`dynbatch.cpu.profile` says, and part of checkpoints. ``DYNBATCH_CUDA_PRODUCT`` decides instead where it is ``cublas`` or
-``gather``.
+`dynbatch.cpu.profile` says, and part of checkpoints. ``DYNBATCH_CUDA_PRODUCT`` decides instead where it is ``cublas``
+or ``gather``.
 """
 
 from __future__ import annotations

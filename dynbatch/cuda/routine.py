@@ -81,6 +81,7 @@ class DeviceRoutine:
         computed = {v for v in written | single if values[v].type is not None and self.home[v][0] == v}
         self._scratch = sorted(computed - stored - set(self.part_of))
         self.computed = sorted(computed)
+        self._domains = sorted({value.domain for value in values if value.domain > ROW})
         self._lower_shared()
         self._lower_batch()
         self._lower_final()
@@ -90,9 +91,7 @@ class DeviceRoutine:
     def prepare(self, job: DeviceJob) -> None:
         """Append the commands of one batch."""
         job.shared = self.shared_addresses(job)
-        for v, value in enumerate(self.values):
-            if value.domain > ROW and value.domain not in job.counts:
-                job.counts[value.domain] = job.tables.elements(job.b, self._list_of(value.domain))
+        self._count_elements(job)
         for v in self._scratch:
             job.places[v] = job.arena.scratch(job.counts[self.values[v].domain] * self.size(v))
         for v, (owner, column) in sorted(self.part_of.items(), reverse=True):
@@ -103,13 +102,15 @@ class DeviceRoutine:
     def finish(self, job: DeviceJob) -> None:
         """Append the commands of the final steps, for all rows of a signature in a backward pass."""
         job.shared = self.shared_addresses(job)
-        for value in self.values:
-            if value.domain > ROW and value.domain not in job.counts:
-                job.counts[value.domain] = job.tables.elements(job.b, self._list_of(value.domain))
+        self._count_elements(job)
         for a, (owner, column) in self.late_home.items():
             job.places[a] = job.places[owner] + column
         for step in self.final:
             step(job)
+
+    def _count_elements(self, job: DeviceJob) -> None:
+        for domain in self._domains:
+            job.counts[domain] = job.tables.elements(job.b, self._list_of(domain))
 
     def pair(self, job: DeviceJob, v: int) -> tuple[np.ndarray, int, int]:
         """For the gradient of a lookup table, in the final steps: ids, and place and distance of the rows to add."""
@@ -132,8 +133,12 @@ class DeviceRoutine:
         """Look at what the final steps have computed; raises `ValidityError`."""
         for v in sorted(self.late):
             if v in job.places:
-                self._refuse_bad(job, v, job.arena.read(np.array([job.places[v]]), self.values[v].type.storage), # type: ignore[union-attr]
-                                 "over all its batches")
+                self._refuse_bad(
+                    job,
+                    v,
+                    job.arena.read(np.array([job.places[v]]), self.values[v].type.storage),  # type: ignore[union-attr]
+                    "over all its batches",
+                )
 
     def shared_addresses(self, job: DeviceJob) -> dict[int, int]:
         """Where parameters lie, and what depends on them alone, which is computed once a version."""
@@ -152,7 +157,7 @@ class DeviceRoutine:
         """Look at each value of a batch that has run, in order (with ``alone``).
 
         Raises:
-            ValidityError: one has a NaN or an infinity, where ``finite``; or under ``debug`` an op refuses its operands.
+            ValidityError: one has a NaN or an infinity, where ``finite``; under ``debug``, an op refuses its operands.
         """
         for v in self.computed:
             value = self.values[v]
@@ -489,4 +494,3 @@ class _SharedBlocks:
         shared = job.for_shared(self.addresses, places)
         for step in routine._shared_steps:
             step(shared)
-

@@ -18,7 +18,7 @@ FILES = {
         "softmax", "log_softmax", "softmax_gradient", "log_softmax_gradient", "one_hot_argmax", "normalize",
         "normalize_gradient",
     ),
-    "lists": ("segment_first", "element_keys"),
+    "lists": ("segment_first",),
     "products": ("product", "product_of_columns"),
     "gather_product": ("gather_product_64", "gather_product_16", "gather_product_4"),
     "trainers": (

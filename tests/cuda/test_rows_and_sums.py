@@ -7,7 +7,6 @@ import pytest
 
 from dynbatch.cuda import launches
 from dynbatch.cuda.edges import count_edges, list_edges
-from dynbatch.ops.random import element_key
 from dynbatch.ops.segment import segment_first
 from tests.cuda.device import SEEDS, Device, needs_compiler
 
@@ -163,10 +162,3 @@ def test_mask_of_a_lists_maximum(dtype: str) -> None:
             found = mem[300 : 300 + 6 * (width + 1)].reshape(6, width + 1)
             np.testing.assert_array_equal(found[:, :width], segment_first.numpy(x, boundaries))
             assert (found[:, width] == GUARD).all()
-
-
-def test_keys_of_list_elements() -> None:
-    boundaries, keys = np.array([0, 1, 4, 6]), np.array([7, -1, 2**62])
-    found = np.zeros(6, np.int64)
-    Device("float32").fixed("element_keys", launches.elements(6), found, 3, 6, boundaries, keys)
-    np.testing.assert_array_equal(found, element_key.numpy(keys, boundaries))
