@@ -143,7 +143,7 @@ class CudaBackend:
         return job
 
     def _finish(self, run: BackwardRun, prepared: _Preparation) -> None:
-        """Gradients of parameters: a product or sum over all rows of a signature; none is added before all are there."""
+        """Gradients of parameters, each over all rows of a signature; none is added before all are there."""
         arena = run.x.arena
         tables: Any = None
         found: list[tuple[DeviceRoutine, DeviceBackwardJob, GradientCode]] = []
