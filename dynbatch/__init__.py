@@ -8,11 +8,13 @@ from dynbatch.cell import cell
 from dynbatch.config import init, load_environment
 from dynbatch.context import align, autobatch, forward, no_grad, phase, plan
 from dynbatch.cuda.devices import devices
+from dynbatch.custom_op import custom_op
 from dynbatch.errors import (
     BackwardError,
     CellError,
     CompileError,
     ConfigurationError,
+    CustomOpError,
     DeviceError,
     DynbatchError,
     FileFormatError,
@@ -78,6 +80,7 @@ __all__ = [
     "CompileError",
     "ConfigurationError",
     "ConstInitializer",
+    "CustomOpError",
     "DeviceError",
     "DynbatchError",
     "Expression",
@@ -104,6 +107,7 @@ __all__ = [
     "align",
     "autobatch",
     "cell",
+    "custom_op",
     "devices",
     "forward",
     "init",
