@@ -81,12 +81,13 @@ def custom_op(
         raise ValueError(f"{user_line()}: {name}: threads must be between 1 and {_MOST_THREADS}, not {threads!r}")
     if not callable(types):
         raise TypeError(f"{user_line()}: {name}: types must be a function of shapes, not {_kind(types)}")
-    kernels = [_cpu_kernel(name, "forward", forward)]
-    kernels += [None if backward is None else _cpu_kernel(name, "backward", backward)]
+    on_cpu = _cpu_kernel(name, "forward", forward)
+    gradient_on_cpu = None if backward is None else _cpu_kernel(name, "backward", backward)
     for which, kernel in (("cuda_forward", cuda_forward), ("cuda_backward", cuda_backward)):
         if kernel is not None and not hasattr(kernel, "__getitem__"):
             raise TypeError(f"{user_line()}: {name}: {which} must be made by numba.cuda.jit, not {_kind(kernel)}")
-    declaration = _Declaration(Custom(name, *kernels, cuda_forward, cuda_backward, threads), types, check)
+    custom = Custom(name, on_cpu, gradient_on_cpu, cuda_forward, cuda_backward, threads)
+    declaration = _Declaration(custom, types, check)
     if config.debug and declaration.operands:
         try:
             declaration.check([])

@@ -100,7 +100,7 @@ def _compare(
 ) -> None:
     """Compare the gradient of an operand with finite differences, in all rows at once."""
     operand = arrays[position]
-    places = [place for place in np.ndindex(*operand.shape[1:])]
+    places = list(np.ndindex(*operand.shape[1:]))
     if len(places) > _PLACES:
         places = [places[i] for i in sorted(rng.choice(len(places), _PLACES, replace=False))]
     for place in places:

@@ -109,7 +109,7 @@ class CustomGradient(Primitive):
 
 def as_rows(array: Array, rows: int) -> Array:
     """An operand as kernels get it: C-contiguous, or one row that is seen ``rows`` times."""
-    array = np.require(array, None, "CW")
+    array = np.require(array, None, ["C", "W"])
     if array.shape[0] == rows:
         return array
     return np.lib.stride_tricks.as_strided(array, (rows, *array.shape[1:]), (0, *array.strides[1:]))
