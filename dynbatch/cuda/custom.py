@@ -118,11 +118,13 @@ def lower(routine: Any, v: int) -> None:
 
 
 def _kernel(op: Custom | CustomGradient) -> Any:
-    found = op.cuda_forward if isinstance(op, Custom) else op.cuda_backward
-    if found is None:
-        name, which = (op.name, "cuda_forward") if isinstance(op, Custom) else (op.op_name, "cuda_backward")
-        raise CustomOpError(f"{user_line()}: {name} cannot run on a GPU here: give custom_op() a {which}")
-    return found
+    if isinstance(op, Custom):
+        if op.cuda_forward is None:
+            raise CustomOpError(f"{user_line()}: {op.name} cannot run on a GPU: give custom_op() a cuda_forward")
+        return op.cuda_forward
+    if op.cuda_backward is None:
+        raise CustomOpError(f"{user_line()}: {op.op_name} has no gradient on a GPU: give custom_op() a cuda_backward")
+    return op.cuda_backward
 
 
 def _find(routine: Any, a: int) -> Callable[[Any, int], DeviceRows]:
