@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types as python
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numba
 
@@ -33,7 +33,7 @@ def custom_op(
     cuda_forward: Any = None,
     cuda_backward: Any = None,
     threads: int | None = None,
-    check: Operands | bool | None = None,
+    check: Operands | Literal[False] | None = None,
 ) -> Callable[..., Expression]:
     """Make an op of kernels for whole batches; it batches, and has a gradient, like any other.
 
@@ -81,6 +81,8 @@ def custom_op(
         raise ValueError(f"{user_line()}: {name}: threads must be between 1 and {_MOST_THREADS}, not {threads!r}")
     if not callable(types):
         raise TypeError(f"{user_line()}: {name}: types must be a function of shapes, not {_kind(types)}")
+    if not (check is None or check is False or isinstance(check, (list, tuple))):
+        raise TypeError(f"{user_line()}: {name}: check must be a list of shapes or arrays, or False, not {check!r}")
     on_cpu = _cpu_kernel(name, "forward", forward)
     gradient_on_cpu = None if backward is None else _cpu_kernel(name, "backward", backward)
     for which, kernel in (("cuda_forward", cuda_forward), ("cuda_backward", cuda_backward)):
@@ -120,11 +122,11 @@ def _cpu_kernel(name: str, which: str, kernel: Any) -> Any:
 class _Declaration:
     """What was declared, and whether it was checked."""
 
-    def __init__(self, custom: Custom, rule: Callable[..., Any], operands: Operands | bool | None) -> None:
+    def __init__(self, custom: Custom, rule: Callable[..., Any], check: Operands | Literal[False] | None) -> None:
         self.custom = custom
         self.rule = rule
-        self.operands = operands if isinstance(operands, Sequence) else None
-        self.checked = operands is False
+        self.operands = check or []
+        self.checked = check is False
 
     def compose(self, t: Tracer, *operands: int) -> int:
         """Emit the op, whose operands are values of a trace."""

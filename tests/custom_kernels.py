@@ -26,6 +26,7 @@ def gate_type(x: Any, y: Any) -> Any:
     return x
 
 
+@numba.njit
 def gate_forward(x, y, out):
     for r in range(out.shape[0]):
         for i in range(out.shape[1]):
@@ -79,6 +80,7 @@ def weigh_forward(w, x, out):
             out[r, i] = total
 
 
+@numba.njit
 def weigh_backward(dout, out, w, x, dw, dx):
     for r in range(dout.shape[0]):
         for j in range(x.shape[1]):

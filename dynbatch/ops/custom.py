@@ -91,20 +91,25 @@ class CustomGradient(Primitive):
         return operands[0] if len(operands) == 1 else type_of((sum(t.size for t in operands),), dout.dtype)
 
     def numpy(self, dout: Array, result: Array, *operands: Array, out: Array | None = None) -> Array:  # type: ignore[override]
-        if self.backward is None:
-            raise CustomOpError(
-                f"{user_line()}: {self.op_name} has no gradient, and one is needed here: give custom_op() a backward, "
-                f"or let no gradient pass with nobackprop()"
-            )
         read = (dout, result, *operands)
         rows = max(a.shape[0] for a in read)
         single = len(operands) == 1
         grads = [target(out if single else None, (rows, *x.shape[1:]), x.dtype) for x in operands]
         if rows:
-            self.backward(*(as_rows(a, rows) for a in read), *grads)
+            (self.backward or self._nothing)(*(as_rows(a, rows) for a in read), *grads)
         if single:
             return delivered(grads[0], out)
         return np.concatenate([g.reshape(rows, -1) for g in grads], axis=1, out=out)
+
+    def _nothing(self, dout: Array, result: Array, *arrays: Array) -> None:
+        """In place of a backward: no gradient of no gradient, which is all that comes from behind `nobackprop`."""
+        if dout.any():
+            raise CustomOpError(
+                f"{user_line()}: {self.op_name} has no gradient, and one is needed here: give custom_op() a backward, "
+                f"or let no gradient pass with nobackprop()"
+            )
+        for grad in arrays[len(arrays) // 2 :]:
+            grad.fill(0)
 
 
 def as_rows(array: Array, rows: int) -> Array:
