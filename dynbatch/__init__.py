@@ -9,11 +9,13 @@ from dynbatch.config import init, load_environment
 from dynbatch.context import align, autobatch, forward, no_grad, phase, plan
 from dynbatch.cuda.devices import devices
 from dynbatch.cuda.profile import profile
+from dynbatch.custom_op import custom_op
 from dynbatch.errors import (
     BackwardError,
     CellError,
     CompileError,
     ConfigurationError,
+    CustomOpError,
     DeviceError,
     DynbatchError,
     FileFormatError,
@@ -79,6 +81,7 @@ __all__ = [
     "CompileError",
     "ConfigurationError",
     "ConstInitializer",
+    "CustomOpError",
     "DeviceError",
     "DynbatchError",
     "Expression",
@@ -105,6 +108,7 @@ __all__ = [
     "align",
     "autobatch",
     "cell",
+    "custom_op",
     "devices",
     "forward",
     "init",

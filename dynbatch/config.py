@@ -186,8 +186,8 @@ def init(
         dtype: ``"float32"`` (the default) or ``"float64"``.
         threads: the most threads that BLAS and compiled kernels use together; None means all cores.
         check_validity: raise `ValidityError` at the first batch that computes a NaN or an infinity.
-        debug: check every cell call against a fresh trace and every softmax for fully masked rows, and print
-            one line a batch.
+        debug: check every cell call against a fresh trace, every softmax for fully masked rows, and kernels that
+            users bring (`custom_op`); and print one line a batch.
 
     Raises:
         ConfigurationError: an unknown value; or seed or dtype changed after parameters were made.

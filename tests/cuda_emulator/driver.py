@@ -193,6 +193,17 @@ class Emulator(Driver):
         if damaged is not None:
             raise DeviceError(f"kernel {kernel.name} wrote out of bounds, to a zone that begins at {damaged:#x}")
 
+    def launch_with(self, name: str, launcher: Callable[..., None], *args: Any) -> None:
+        """See `Driver.launch_with`."""
+
+        def launch() -> None:
+            launcher(0, 0, *args)
+            damaged = self._memory.damaged()
+            if damaged is not None:
+                raise DeviceError(f"kernel {name} wrote out of bounds, to a zone that begins at {damaged:#x}")
+
+        self._do(launch)
+
     def gemm(
         self, dtype: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int,
         alpha: float, a: int, lda: int, b: int, ldb: int, beta: float, c: int, ldc: int,
