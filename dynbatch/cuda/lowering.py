@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dynbatch.compiler.placement import is_vector_concatenation
-from dynbatch.cuda import launches
+from dynbatch.cuda import custom, launches
 from dynbatch.cuda.broadcast import broadcasting
 from dynbatch.cuda.job import NULL, DeviceJob, Rows
 from dynbatch.cuda.products import multiply_gathered
 from dynbatch.ops import elementwise, indexing, linear, normalization, reduction, segment, shape, softmax
+from dynbatch.ops.custom import Custom, CustomGradient
 from dynbatch.ops.primitive import Elementwise
 from dynbatch.ops.reduction import keeping
 
@@ -34,6 +35,8 @@ def lower(routine: DeviceRoutine, v: int) -> None:
     assert op is not None
     if isinstance(op, Elementwise):
         _elementwise(routine, v)
+    elif isinstance(op, (Custom, CustomGradient)):
+        custom.lower(routine, v)
     else:
         _LOWER[op](routine, v)
 

@@ -19,6 +19,7 @@ from dynbatch.cuda.custom import DeviceRows, configuration, launch
 from dynbatch.ops.custom import Custom, CustomGradient
 from dynbatch.types import type_of
 from tests import cuda_emulator, custom_kernels
+from tests.test_custom_op import Model, numbers
 
 ROWS = 5
 SHAPES = {"gate": [(3,), (3,)], "weigh": [(2, 3), (3,)]}
@@ -193,3 +194,20 @@ def test_kernels_that_are_not_there() -> None:
     (v,) = [i for i, x in enumerate(back.values) if isinstance(x.op, CustomGradient)]
     with pytest.raises(dy.CustomOpError, match=r"gate has no gradient on a GPU: give custom_op\(\) a cuda_backward"):
         custom.lower(SimpleNamespace(values=back.values), v)
+
+
+@pytest.mark.skipif(not cuda_emulator.available(), reason="the emulator needs g++")
+@pytest.mark.parametrize("strategy", ["off", "agenda"])
+def test_a_model_on_the_emulator(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of `test_custom_op.py`; twice, so that a plan that is used again is captured."""
+    monkeypatch.setenv("DYNBATCH_CUDA_DRIVER", "tests.cuda_emulator")
+    found = []
+    for device in ("cpu", "cuda"):
+        dy.init(device=device, dtype="float64", seed=1, autobatch=strategy)
+        ops = [dy.custom_op(which, **custom_kernels.on_gpu(which)) for which in ("gate", "weigh")]
+        model = Model(*ops)
+        found.append([numbers(model, static) for static in (False, True, True, True)])
+        dy.init(device="cpu")
+    for on_cpu, on_device in zip(*found):
+        for wanted, value in zip(on_cpu, on_device):
+            np.testing.assert_allclose(value, wanted, 1e-9, 1e-11)
