@@ -20,6 +20,7 @@ from dynbatch.cuda import devices, trainer_kernels
 from dynbatch.cuda.products import choose
 from dynbatch.errors import ConfigurationError, DeviceError, OutOfMemoryError
 from tests.cuda.device import needs_compiler
+from tests.cuda_emulator import asan
 
 pytestmark = needs_compiler
 
@@ -366,6 +367,7 @@ def test_out_of_device_memory(cuda: Any, what: str) -> None:
     assert small.value() == 100
 
 
+@pytest.mark.skipif(asan.ENABLED, reason="AddressSanitizer ends the process")
 def test_an_illegal_access_names_the_kernel_and_the_batch(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     dy.init(device="cuda", debug=True)
     model = Model()
