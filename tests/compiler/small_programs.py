@@ -44,8 +44,7 @@ def ops(program: Program) -> list[str]:
 def inputs(*programs: Program, seed: int = 0) -> Values:
     """Random values of every input."""
     rng = np.random.default_rng(seed)
-    lengths = {1: LENGTHS, 2: [n + 1 for n in LENGTHS[::-1]]}
-    pointers = {domain: np.concatenate(([0], np.cumsum(n))) for domain, n in lengths.items()}
+    pointers = {d: np.concatenate(([0], np.cumsum(np.roll(LENGTHS, d - 1) + d - 1))) for d in range(1, 4)}
     found: Values = {}
     for program in programs:
         for value in program.values:
