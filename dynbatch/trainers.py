@@ -96,7 +96,7 @@ class Trainer:
         """
         kernels = self._kernels()
         parts, decayed = self._parts()
-        norm = math.sqrt(sum(kernels.squared_norm(part.arrays[1], part.starts, part.stops) for part in parts))
+        norm = math.sqrt(kernels.sum_of_squares([(part.arrays[1], part.starts, part.stops) for part in parts]))
         if not math.isfinite(norm):
             raise ValidityError(self._describe_bad(norm))
         clip = 1.0

@@ -83,7 +83,7 @@ class CudaBackend:
         layouts = tuple(p.root.state[1] for signature in signatures for p in signature.binding)
         captured = tables.forms.get("captured")
         if captured is None or captured.arena() is not arena or captured.layouts != layouts:
-            uploads, arena.uploads = arena.uploads, Uploads(self.driver)
+            uploads, arena.uploads = arena.uploads, Uploads(self.driver, tables.nbytes)
             try:
                 with _Preparation(self, arena, runs=False) as prepared:
                     self._prepare(execution, plan, tables, first_rows, prepared)

@@ -157,10 +157,16 @@ class DeviceArena:
 
 
 class Uploads:
-    """What a plan's kernels read besides values: it is brought together here, and goes up in one copy."""
+    """What a plan's kernels read besides values: it is brought together here, and goes up in one copy.
 
-    def __init__(self, driver: Driver) -> None:
+    Arguments:
+        driver: of the device.
+        room: bytes at first; it grows.
+    """
+
+    def __init__(self, driver: Driver, room: int = _FIRST_CHUNK) -> None:
         self._driver = driver
+        self._room = room
         self._host = np.empty(0, np.uint8)
         self._address = 0
         self._used = self._sent = 0
@@ -213,6 +219,6 @@ class Uploads:
         self.flush()
         if self._address:
             self._outgrown.append(self._address)
-        self._host = np.empty(max(2 * self._host.size, size, _FIRST_CHUNK), np.uint8)
+        self._host = np.empty(max(2 * self._host.size, size, self._room), np.uint8)
         self._address = self._driver.allocate(self._host.size)
         self._used = self._sent = 0

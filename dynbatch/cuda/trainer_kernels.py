@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,25 +34,24 @@ class TrainerKernels:
         self._memory = DeviceArena(kernels)
         self._lock = threading.Lock()  # of the memory, which trainers of several threads use
 
-    def squared_norm(self, g: DeviceCopy, starts: np.ndarray, stops: np.ndarray) -> float:
-        """Sum of squares, in float64."""
-        if not starts.size:
+    def sum_of_squares(self, parts: Sequence[tuple[DeviceCopy, np.ndarray, np.ndarray]]) -> float:
+        """Of parts of arrays, in float64; one number comes down."""
+        parts = [part for part in parts if part[1].size]
+        if not parts:
             return 0.0
+        shapes = [launches.parts(starts.size, int((stops - starts).max())) for _, starts, stops in parts]
+        counts = [launch.grid[0] * launch.grid[1] for launch in shapes]
         with self._lock:
-            return self._norm(g, starts, stops)
-
-    def _norm(self, g: DeviceCopy, starts: np.ndarray, stops: np.ndarray) -> float:
-        launch = launches.parts(starts.size, int((stops - starts).max()))
-        count = launch.grid[0] * launch.grid[1]
-        doubles = 8 // self._memory.itemsize
-        sums = self._memory.scratch((count + 1) * doubles) * self._memory.itemsize
-        norm = sums + 8 * count
-        parts = self._parts(starts, stops)
-        self._launch("squared_norm", launch, np.uint64(sums), np.uint64(g.address), *parts)
-        self._launch("add_norms", launches.parts(1, 1), np.uint64(norm), np.int64(count), np.uint64(sums))
-        found = np.empty(1)
-        self._driver.download(norm, found)
-        self._memory.release_scratch()
+            doubles = 8 // self._memory.itemsize
+            sums = self._memory.scratch((sum(counts) + 1) * doubles) * self._memory.itemsize
+            at = sums
+            for (g, starts, stops), launch, count in zip(parts, shapes, counts):
+                self._launch("squared_norm", launch, np.uint64(at), np.uint64(g.address), *self._parts(starts, stops))
+                at += 8 * count
+            self._launch("add_norms", launches.parts(1, 1), np.uint64(at), np.int64(sum(counts)), np.uint64(sums))
+            found = np.empty(1)
+            self._driver.download(at, found)
+            self._memory.release_scratch()
         return float(found[0])
 
     def scale(self, x: DeviceCopy, keep: Any) -> None:
