@@ -311,7 +311,7 @@ class DeviceRoutine:
                 found = value.op.numpy(*(self._constants[a] for a in value.args), **dict(value.attrs))
                 self._constants[v] = np.ascontiguousarray(found)
                 continue
-            home, column = _shared_home(self.program, v)
+            home, column = resolve(self.program, v, shared=True)
             if home != v:
                 self.add(_alias(v, home, column * np.dtype(self.kernels.dtype).itemsize))
             else:
@@ -424,20 +424,6 @@ def _alias(v: int, home: int, offset: int) -> Step:
     return lambda job: job.shared.__setitem__(v, job.shared[home] + offset)
 
 
-def _shared_home(program: Program, v: int) -> tuple[int, int]:
-    """`resolve` for what all rows share."""
-    column = 0
-    while True:
-        value = program.values[v]
-        if value.op is None or value.op.name not in ("reshape", "pick_range"):
-            return v, column
-        if value.op.name == "pick_range":
-            if len(program.values[value.args[0]].type.shape) > 1:  # type: ignore[union-attr]
-                return v, column
-            column += dict(value.attrs)["start"]
-        v = value.args[0]
-
-
 def _each_alone(program: Program, skip: Iterable[int]) -> list[Region | int]:
     """A schedule in which each instruction runs by itself."""
     found: list[Region | int] = []
@@ -470,7 +456,7 @@ class _SharedBlocks:
         for v, value in enumerate(values):
             if value.op is None or value.domain != SHARED or v in routine.late or v in self._owned:
                 continue
-            if _shared_home(routine.program, v)[0] == v:
+            if resolve(routine.program, v, shared=True)[0] == v:
                 self._owned[v] = self._driver.allocate(routine.size(v) * item)
 
     def __del__(self) -> None:
