@@ -346,19 +346,24 @@ def _matrix(shape: Shape, transposed: bool) -> tuple[int, int]:
     return (columns, rows) if transposed else (rows, columns)
 
 
-def _matmul(routine: DeviceRoutine, v: int) -> None:
-    """``a * b``: one product where all rows have the same ``a``, else one for each row.
-
-    In storage order the result, of n by m, is b, of n by k, times a, of k by m.
-    """
+def _factors(routine: DeviceRoutine, v: int) -> tuple[int, int, bool, bool, int, int, int]:
+    """Operands of a product ``a * b``, which of them are transposed, and its sizes: m by k, and k by n."""
     value = routine.values[v]
     attrs = dict(value.attrs)
     left, right = value.args
     ta, tb = bool(attrs.get("ta")), bool(attrs.get("tb"))
     m, k = _matrix(_shape(routine, left), ta)
-    n = _matrix(_shape(routine, right), tb)[1]
+    return left, right, ta, tb, m, k, _matrix(_shape(routine, right), tb)[1]
+
+
+def _matmul(routine: DeviceRoutine, v: int) -> None:
+    """``a * b``: one product where all rows have the same ``a``, else one for each row.
+
+    In storage order the result, of n by m, is b, of n by k, times a, of k by m.
+    """
+    left, right, ta, tb, m, k, n = _factors(routine, v)
     find_left, find_right = routine.rows(left), routine.rows(right)
-    stride, domain = routine.stride[v], value.domain
+    stride, domain = routine.stride[v], routine.values[v].domain
     lead_left, lead_right = (k if ta else m), (n if tb else k)
     width_right = routine.size(right)
 
@@ -404,12 +409,7 @@ def address(job: DeviceJob, rows: Rows) -> int:
 
 def _matmul_rows(routine: DeviceRoutine, v: int) -> None:
     """The sum over all rows of ``a * b``: one product, whose inner dimension are the rows and k."""
-    value = routine.values[v]
-    attrs = dict(value.attrs)
-    left, right = value.args
-    ta, tb = bool(attrs.get("ta")), bool(attrs.get("tb"))
-    m, k = _matrix(_shape(routine, left), ta)
-    n = _matrix(_shape(routine, right), tb)[1]
+    left, right, ta, tb, m, k, n = _factors(routine, v)
     domain = max(routine.values[left].domain, routine.values[right].domain)
     find_left = _by_inner(routine, left, domain, k, m, ta)
     find_right = _by_inner(routine, right, domain, k, n, not tb)
