@@ -2,7 +2,7 @@
 
 It compares the device with the CPU, times kernels and models, and prints a table last; `docs/gpu.md` explains it. Each
 section is a process of its own, so that a fault which takes the device along, or a kernel that never ends, costs no
-more than what it was met in. Nothing but the package, NumPy, CuPy, hypothesis and, where it is there, PyTorch is needed.
+more than what it was met in. It needs nothing but the package, CuPy, hypothesis and, if it is there, PyTorch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +20,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import dynbatch as dy
 from bench import gpu_programs, gpu_timing
 from bench.gpu_timing import trace
 from dynbatch import compiled
@@ -31,7 +30,7 @@ from dynbatch.errors import DynbatchError
 DEVICE = "cuda:0"
 SHARES = {"check": 0.45, "kernels": 0.1, "models": 0.45}  # of the time, for each section; what is left goes to the next
 PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "torch", "numpy", "numba", "numba-cuda")
-SHOWN = 25  # differences that are printed; all are counted
+SHOWN = 15  # differences that are printed; all are counted
 RESTARTS = 5  # of a section whose device was lost
 HIDDEN, BATCH, REPEATS = (256, 64), 64, 15
 LOST = 3  # exit status of a section that cannot go on, since the device is in no state to
@@ -60,6 +59,9 @@ def machine() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "python": sys.version.split()[0],
     }
+    module = Path("/proc/driver/nvidia/version")
+    if module.exists() and (number := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", module.read_text())):
+        found["driver"] = number[1]
     for package in PACKAGES:
         try:
             found[package] = version(package)
@@ -100,9 +102,11 @@ def alive(driver: Driver) -> bool:
     """Whether the device still does what it is asked for: after some faults it does nothing any more."""
     try:
         driver.synchronize()
-        driver.fill(driver.allocate(16), 0, 16)
+        address = driver.allocate(16)
+        driver.fill(address, 0, 16)
+        driver.free(address)
         driver.synchronize()
-    except DynbatchError:
+    except Exception:
         return False
     return True
 
@@ -133,7 +137,7 @@ def models(note: Note, until: float, smoke: bool, start: int = 0) -> int:
             continue
         note("case", number)
         share = clock() + left / (len(contests) - number)
-        batch, repeats = (4, 1) if smoke else (BATCH, REPEATS)
+        batch, repeats = (2, 1) if smoke else (BATCH, REPEATS)
 
         def failed(system: str, line: str, where: str = f"{model}, {mode}, hidden {hidden}") -> None:
             note("peer" if system.startswith("torch") else "fault", f"{where}, {system}: {line}")
@@ -158,6 +162,9 @@ def run_section(name: str, seconds: float, smoke: bool, start: int, path: str) -
             file.write(json.dumps([kind, content]) + "\n")
             file.flush()
 
+        devices.driver(
+            DEVICE
+        ).red_zone = 0  # whole plans are prepared before they run, as on a GPU, on the emulator too
         try:
             return SECTIONS[name](note, clock() + seconds, smoke, start)
         except Exception as error:
@@ -177,7 +184,7 @@ def findings(name: str, seconds: float, smoke: bool) -> list[tuple[str, Any]]:
             path = Path(folder) / "findings"
             command = [sys.executable, "-m", "bench.gpu_check", "--section", name, "--start", str(start)]
             command += ["--seconds", str(max(left, 1)), "--findings", str(path), *["--smoke"] * smoke]
-            end, text = run_process(command, max(left, 1) + GRACE)
+            end, text = run_process(command, max(left, 1) + GRACE, path)
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         part = [tuple(json.loads(line)) for line in lines]
         found += part
@@ -194,20 +201,24 @@ def findings(name: str, seconds: float, smoke: bool) -> list[tuple[str, Any]]:
     return found
 
 
-GRACE = 20.0
-"""Seconds that a section may take beyond its time: what it is in the midst of is finished."""
+GRACE, STALL = 20.0, 50.0
+"""Seconds that a section may take beyond its time, since what it is in the midst of is finished, and without a word."""
 
 
-def run_process(command: list[str], seconds: float) -> tuple[int | None, str]:
-    """Exit status, None where it was stopped, and the last words on standard error."""
+def run_process(command: list[str], seconds: float, path: Path) -> tuple[int | None, str]:
+    """Exit status, None where it was stopped, and its last words; its findings go to ``path``."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=log, stderr=log)
-        try:
-            end: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        begin = changed = clock()
+        size, end = -1, process.poll()
+        while end is None and clock() < min(begin + seconds, changed + STALL):
+            if (now := path.stat().st_size if path.exists() else 0) != size:
+                size, changed = now, clock()
+            time.sleep(0.05)
+            end = process.poll()
+        if end is None:
             process.kill()
             process.wait()
-            end = None
         log.seek(0)
         return end, " | ".join(log.read().decode(errors="replace").strip().splitlines()[-3:])[-400:]
 
@@ -221,7 +232,7 @@ def report(name: str, found: list[tuple[str, Any]]) -> int:
     if name == "check":
         print(f"compared {len(of.get('done', []))} programs: {len(differences)} differences")
     for line in differences[:SHOWN]:
-        print(f"DIFFERS {line[:400]}")
+        print(f"DIFFERS {line[:250]}")
     if differences[SHOWN:]:
         print(f"... and {len(differences) - SHOWN} more")
     for entry in of.get("kernel", []):
@@ -229,10 +240,10 @@ def report(name: str, found: list[tuple[str, Any]]) -> int:
         print(f"{entry['kernel']}: {entry['gb_s']:.0f} GB/s{share}")
     for row in of.get("row", []):
         print(f"{row['model']}, {row['mode']}, hidden {row['hidden']}: {detail(row)}")
-    for line in faults:
-        print(f"FAULT {line}")
+    for line in faults[:SHOWN]:
+        print(f"FAULT {line[:500]}")
     for line in of.get("peer", []):
-        print(f"not measured: {line}")
+        print(f"not measured: {line[:300]}")
     for line in of.get("cut", []):
         print(f"out of time: {line}")
     return len(differences) + len(faults)
@@ -254,15 +265,15 @@ COLUMNS = {
     "torch": "PyTorch", "torch_graph": "its graph",
 }  # fmt: skip
 RATIOS = {
-    "cells/DyNet-like": ("dynet_like", "cells"), "replay/DyNet-like": ("dynet_like", "replay"),
-    "replay/PyTorch": ("torch", "replay"), "captured/its graph": ("torch_graph", "captured"),
-    "replay/its graph": ("torch_graph", "replay"),
+    "cells x DyNet": ("dynet_like", "cells"), "replay x DyNet": ("dynet_like", "replay"),
+    "replay x PyTorch": ("torch", "replay"), "captured x graph": ("torch_graph", "captured"),
+    "replay x graph": ("torch_graph", "replay"),
 }  # fmt: skip
 NOTE = f"""\
-ms a minibatch (batch {BATCH}, float32, medians); ratios say how many times faster the first is. DyNet-like: plain ops,
-agenda, a kernel an op, a gather copy an operand. replay: @dy.static. captured: the same minibatch again, as a CUDA
-graph. device: the kernels of cells alone (training without the update). PyTorch: batched by hand, index tensors made
-each time; its graph: one fixed minibatch."""
+ms a minibatch (batch {BATCH}, float32, medians); "cells x DyNet": how many times faster cells are than DyNet-like.
+DyNet-like: plain ops, agenda, a kernel an op, a gather copy an operand. replay: @dy.static. captured: the same
+minibatch again, as a CUDA graph. device: the kernels of cells alone (training without the update). PyTorch: batched by
+hand, index tensors made each time; its graph: one fixed minibatch."""
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -291,7 +302,9 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m bench.gpu_check", description=__doc__.split("\n")[0])
     found.add_argument("--seconds", type=float, default=200, help="time for all of it (default: %(default)s)")
     found.add_argument("--json", metavar="FILE", help="write all findings")
-    found.add_argument("--smoke", action="store_true", help="tiny sizes, one repeat: whether it runs; times mean nothing")
+    found.add_argument(
+        "--smoke", action="store_true", help="tiny sizes, one repeat: whether it runs; times mean nothing"
+    )
     found.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to run")
     found.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     found.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)

@@ -105,7 +105,7 @@ def ordinary() -> Iterator[None]:
 
 @contextmanager
 def like_dynet() -> Iterator[None]:
-    """On the device in use: one kernel an instruction, operands gathered by copies, rows as the strategy orders them."""
+    """On the device in use: a kernel an instruction, operands gathered by copies, rows as the strategy orders them."""
     backend, arrange = backends.backend(), execution.arrange
     backend.like_dynet = True
     execution.arrange = lambda pending, order, starts, placed: order  # type: ignore[assignment]
@@ -285,7 +285,9 @@ def cases(smoke: bool) -> Iterator[Case]:
     """
     from tests.ops.op_table import ROWS
 
-    def of_model(name: str, system: str = "dynbatch", strategy: str = "agenda", batch: int = 6, hidden: int = 20) -> Any:
+    def of_model(
+        name: str, system: str = "dynbatch", strategy: str = "agenda", batch: int = 6, hidden: int = 20
+    ) -> Any:
         label = f"{name} {system} {strategy} batch {batch}"
         return label, lambda: model(name, system, hidden, batch, strategy)
 
@@ -293,8 +295,10 @@ def cases(smoke: bool) -> Iterator[Case]:
     for dtype in dtypes:
         for name in ("treelstm",) if smoke else ("treelstm", "birnn"):
             yield Case(*of_model(name), dtype)
-        yield Case("cells of size 6", lambda: cells(6), dtype) if smoke else Case(
-            "cells of size 37", lambda: cells(37), dtype
+        yield (
+            Case("cells of size 6", lambda: cells(6), dtype)
+            if smoke
+            else Case("cells of size 37", lambda: cells(37), dtype)
         )
         yield Case("a captured plan", captured, dtype)
         yield Case(*of_model("treelstm", "dynbatch-plain", batch=3), dtype, like_dynet=True)

@@ -7,6 +7,7 @@ repeats one.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import statistics
 import time
@@ -28,6 +29,7 @@ from dynbatch.cuda.sources import Kernels
 
 MODELS = ("treelstm", "birnn")
 MODES = ("infer", "train")
+FIRST = 2  # number of the first minibatch that is timed; those before it are compared
 LONGEST = 6  # programs whose times are told
 COMPARED = 1e-3  # relative, between losses in float32 of different systems
 NULL = np.uint64(0)
@@ -48,7 +50,7 @@ def device_seconds(driver: Driver, call: Callable[[], Any], repeats: int) -> flo
     """
     call()
     found = []
-    for _ in range(5 if repeats > 1 else 1):
+    for _ in range(5):
         start = driver.record_event()
         for _ in range(repeats):
             call()
@@ -92,9 +94,8 @@ def copies(driver: Driver, smoke: bool) -> Iterator[tuple[str, float, float | No
         )  # fmt: skip
         table = values.reshape(rows, width)
         for name, arguments, wanted in (("gather", gathered, table[order]), ("copy_rows", copied, table)):
-            call = (lambda k, a: lambda: driver.launch(k, launch.grid, launch.block, 0, a))(
-                kernels.fixed(name), arguments
-            )
+            kernel = kernels.fixed(name)
+            call = functools.partial(driver.launch, kernel, launch.grid, launch.block, 0, arguments)
             driver.fill(target, 0, nbytes)
             call()
             out = np.empty_like(table)
@@ -161,25 +162,25 @@ def commands() -> Iterator[list[tuple[Any, int, list[Any]]]]:
 
 def fused(driver: Driver, device: str, smoke: bool) -> Iterator[tuple[str, float, int]]:
     """Names, GB/s over what is read and written once, and the number of launches, of `FUSED` over many rows."""
-    rows, width = (6, 16) if smoke else (1 << 14, 1024)
+    rows, width, times = (16, 16, 1) if smoke else (1 << 14, 1024, 20)
+    values = np.random.default_rng(2).standard_normal((rows, width), np.float32)
     for name, (count, cell) in FUSED.items():
-        rng = np.random.default_rng(2)
-        arrays = [rng.standard_normal((width, rows), np.float32) for _ in range(count)]
-        results, noted = [], []
+        results: list[list[np.ndarray]] = []
         for where, number in (("cpu", 4), (device, rows)):
             fresh(where, "float32")
-            xs = [dy.inputTensor(a[:, :number], batched=True) for a in arrays]
-            lanes = [[dy.pick_batch_elem(x, k) for x in xs] for k in range(number)]
-            dy.forward([lane for lane in lanes[-1]])
-            with dy.no_grad(), commands() as noted:
-                made = [cell(*lane) for lane in lanes]
-                firsts = [r[0] if isinstance(r, tuple) else r for r in made]
-                dy.forward(firsts)
-            results.append([r.npvalue() for r in firsts[:4]])
-            if where != "cpu":
-                asked = [(nbytes, own) for _, nbytes, own in noted if own]
-                nbytes, own = max(asked, key=lambda entry: entry[0])
-                seconds = device_seconds(driver, lambda: _again(own), 1 if smoke else 20)  # noqa: B023
+            table = dy.ParameterCollection().add_lookup_parameters((rows, width))
+            table.init_from_array(values)
+            operands = [[dy.lookup(table, (k + 7 * j) % rows) for j in range(count)] for k in range(number)]
+            with dy.no_grad():
+                dy.forward([x for xs in operands for x in xs])
+                outputs = [cell(*xs) for xs in operands]
+                first = [y[0] if isinstance(y, tuple) else y for y in outputs]
+                with commands() as noted:
+                    dy.forward(first)
+            results.append([y.npvalue() for y in first[:4]])
+        ((_, nbytes, own),) = noted
+        graph = graph_of(driver, own * times)
+        seconds = device_seconds(driver, lambda: driver.launch_graph(graph), 1) / times  # noqa: B023
         if name != "dropout" and not np.allclose(*results, rtol=1e-3, atol=1e-4):
             raise Differs(f"{name} is not the CPU's")
         yield name, nbytes / seconds / 1e9, len(own)
@@ -216,7 +217,7 @@ class Contest:
         self.programs = module.PROGRAMS
         self.weights = module.weights(hidden, sizes, np.random.default_rng(1))
         self.warm = 1 if repeats == 1 else 5
-        candidates = [self.minibatches[self.warm + k] for k in range(repeats)]
+        candidates = [self.minibatches[FIRST + self.warm + k] for k in range(repeats)]
         flops = [sum(module.flops(instance, hidden, sizes) for instance in one) for one in candidates]
         self.typical = candidates[int(np.argsort(flops)[repeats // 2])]
         self.wanted: list[float] = []
@@ -244,7 +245,7 @@ class Contest:
 
     def compare(self, run: Callable[[list], Any]) -> None:
         """Losses of the first minibatches, each in training behind an update, with those of who came first."""
-        losses = [run(self.minibatches[k])[0] for k in range(2)]
+        losses = [run(self.minibatches[k])[0] for k in range(FIRST)]
         self.wanted = self.wanted or losses
         if not np.allclose(losses, self.wanted, rtol=COMPARED):
             raise Differs(f"losses are {losses}, not {self.wanted}")
@@ -253,7 +254,7 @@ class Contest:
         """Seconds of a minibatch, all different; the phases that a system tells of go into the row."""
         seconds, phases = [], []
         for k in range(self.warm + self.repeats):
-            minibatch = self.minibatches[k]
+            minibatch = self.minibatches[FIRST + k]
             synchronize()
             begin = clock()
             _, told = run(minibatch)
@@ -289,13 +290,14 @@ class Contest:
             self.compare(run)
             system.restore()
             if system.program.remember:
-                system.program.remember([i for k in range(self.warm + self.repeats) for i in self.minibatches[k]])
+                numbers = range(FIRST + self.warm + self.repeats)
+                system.program.remember([instance for k in numbers for instance in self.minibatches[k]])
             seconds = self.rotate(run, driver.synchronize)
             if name == "dynbatch":
                 self.row["phases"] = self.phases
+                self.run("device", lambda: self.device_alone(system, driver))
                 if self.mode == "infer":
                     self.run("captured", lambda: self.captured(system, driver))
-                self.run("device", lambda: self.device_alone(system, driver))
             elif name == "dynbatch-plain":
                 self.row["dynet_like_nodes"] = system.counts()["nodes"]
         return seconds
