@@ -121,7 +121,8 @@ def packed(batch: list[tuple], columns: int) -> tuple[list[Any], Any]:
     Arguments:
         batch: of each sentence, its columns: words, and what else there is for each word.
 
-    Returns each column of all sentences as one tensor, and how many sentences are as long as each position.
+    Returns each column of all sentences as one tensor, and how many sentences are as long as each position, a tensor
+    of the CPU in any case.
     """
     import torch
 
@@ -132,5 +133,5 @@ def packed(batch: list[tuple], columns: int) -> tuple[list[Any], Any]:
         for column in range(columns):
             table[column, k, : lengths[k]] = sentence[column]
     inside = (np.arange(lengths[0]) < lengths[:, None]).T
-    found = [torch.from_numpy(table[column].T[inside]) for column in range(columns)]
-    return found, torch.from_numpy(inside.sum(1))
+    found = [torch.tensor(table[column].T[inside]) for column in range(columns)]
+    return found, torch.tensor(inside.sum(1), device="cpu")

@@ -176,7 +176,7 @@ def _torch_parameters(weights: Weights) -> list[tuple[Any, np.ndarray]]:
         weights["W_s"].T,
         weights["b_s"],
     ]
-    return [(torch.from_numpy(np.array(value, order="C")).requires_grad_(), value) for value in values]
+    return [(torch.tensor(np.array(value, order="C"), requires_grad=True), value) for value in values]
 
 
 def torch_by_hand(weights: Weights) -> Program:

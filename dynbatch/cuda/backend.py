@@ -36,7 +36,11 @@ class CudaBackend:
     Attributes:
         name: of the device, such as ``"cuda:0"``.
         driver: of the device.
+        like_dynet: for comparisons: each instruction is a kernel of its own, which reads a gathered copy of each
+            operand whose rows are scattered, and nothing is captured.
     """
+
+    like_dynet = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -51,7 +55,7 @@ class CudaBackend:
 
     def forward(self, execution: Execution, plan: Plan, tables: Tables, first_rows: np.ndarray) -> None:
         """Run the batches of a plan, whose first rows in their signatures' pools these are."""
-        if plan.reused and not self._in_steps() and profiler.current is None:
+        if plan.reused and not self._in_steps() and profiler.current is None and not self.like_dynet:
             self._forward_again(execution, plan, tables, first_rows)
             return
         with _Preparation(self, execution.arena) as prepared:
@@ -95,12 +99,14 @@ class CudaBackend:
         captured.run(self)
 
     def _forward_routine(self, kernels: Kernels, code: ForwardCode, keep: bool) -> DeviceRoutine:
-        key = (kernels, keep, _alone(code))
+        like_dynet, alone = self.like_dynet, self.like_dynet or _alone(code)
+        key = (kernels, keep, alone, like_dynet)
         found = code.devices.get(key)
         if found is None:
             found = code.devices[key] = DeviceRoutine(
-                kernels, code.program, frozenset(code.stored[keep]), code.program.groups, alone=key[2]
-            )
+                kernels, code.program, frozenset(code.stored[keep]), code.program.groups, alone=alone,
+                gathers=like_dynet,
+            )  # fmt: skip
         return found
 
     # ---- backward ---------------------------------------------------------------------------------------------------
@@ -181,13 +187,14 @@ class CudaBackend:
         )  # fmt: skip
 
     def _gradient_routine(self, kernels: Kernels, code: GradientCode) -> DeviceRoutine:
-        key = (kernels, _alone(code))
+        like_dynet, alone = self.like_dynet, self.like_dynet or _alone(code)
+        key = (kernels, alone, like_dynet)
         found = code.devices.get(key)
         if found is None:
             forward = self._forward_routine(kernels, code.forward, True)
             found = code.devices[key] = DeviceRoutine(
                 kernels, code.program, frozenset(code.stored), code.forward.program.groups, forward, code.late_home,
-                key[1],
+                alone, like_dynet,
             )  # fmt: skip
         return found
 

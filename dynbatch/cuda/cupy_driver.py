@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.config import config
+from dynbatch.cuda.cublas import WORKSPACE, Cublas
 from dynbatch.cuda.driver import Driver, Module, PoolUsage, Properties, check_contiguous
 from dynbatch.errors import CompileError, DeviceError, OutOfMemoryError
 
@@ -111,6 +112,9 @@ class CupyDriver(Driver):
         cuda = _cupy().cuda
         self._compile_errors = (cuda.compiler.CompileException, cuda.nvrtc.NVRTCError)
         self._cublas = cuda.cublas
+        self._capturing: Cublas | None = None
+        self._direct: Cublas | None = None
+        self._workspace = 0  # of products in graphs, which run one after the other
         self._runtime = cuda.runtime
         self.faults = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError)
         self.device = cuda.Device(index)
@@ -220,7 +224,8 @@ class CupyDriver(Driver):
         alpha: float, a: int, lda: int, b: int, ldb: int, beta: float, c: int, ldc: int,
     ) -> None:  # fmt: skip
         """See `Driver.gemm`. To cuBLAS a row-major matrix is its transpose: it computes ``C' = op(B)' op(A)'``."""
-        function = self._cublas.sgemm if dtype == "float32" else self._cublas.dgemm
+        library = self._capturing or self._cublas
+        function = library.sgemm if dtype == "float32" else library.dgemm
         scale = np.array([alpha, beta], dtype)
         with _Turn(self, "gemm"):
             function(
@@ -234,7 +239,8 @@ class CupyDriver(Driver):
         beta: float, c: int, ldc: int, stride_c: int, count: int,
     ) -> None:  # fmt: skip
         """See `Driver.gemm_strided_batched`, and `gemm`."""
-        function = self._cublas.sgemmStridedBatched if dtype == "float32" else self._cublas.dgemmStridedBatched
+        library = self._capturing or self._cublas
+        function = library.sgemmStridedBatched if dtype == "float32" else library.dgemmStridedBatched
         scale = np.array([alpha, beta], dtype)
         with _Turn(self, "gemm_strided_batched"):
             function(
@@ -263,12 +269,23 @@ class CupyDriver(Driver):
             return float(self._runtime.eventElapsedTime(start.ptr, end.ptr)) / 1000
 
     def begin_capture(self) -> None:
-        """See `Driver.begin_capture`."""
+        """See `Driver.begin_capture`; what products need is given to cuBLAS before.
+
+        The mode is the one that forbids nothing: cuBLAS may have to load a kernel.
+        """
+        if self._direct is None:
+            self._direct = Cublas(self._runtime.runtimeGetVersion() // 1000)
+            self._workspace = self.allocate(WORKSPACE)
         with _Turn(self, "begin_capture"):
-            self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
+            handle = self.device.cublas_handle
+            self._cublas.setStream(handle, self.stream.ptr)
+            self._direct.set_workspace(handle, self._workspace, WORKSPACE)
+            self.stream.begin_capture(self._runtime.streamCaptureModeRelaxed)
+        self._capturing = self._direct
 
     def end_capture(self) -> Any:
         """See `Driver.end_capture`."""
+        self._capturing = None
         with _Turn(self, "end_capture"):
             return self.stream.end_capture()
 

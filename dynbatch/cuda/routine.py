@@ -39,9 +39,11 @@ class DeviceRoutine:
         kernels: of the device, in the Program's precision.
         program, stored, groups, forward, late_home: as of `dynbatch.cpu.routine.Routine`.
         alone: give each instruction a kernel of its own, whose result can be looked at.
+        gathers: bring the rows of every operand together before an instruction reads them, by a copy where they are
+            scattered; for comparisons.
 
     Attributes:
-        alone: as given.
+        alone, gathers: as given.
         steps, final: see the module.
         home, stride, part_of: where values lie; see `dynbatch.compiler.placement`.
         computed: values that batches compute into memory, in order.
@@ -56,9 +58,11 @@ class DeviceRoutine:
         forward: DeviceRoutine | None = None,
         late_home: dict[int, tuple[int, int]] | None = None,
         alone: bool = False,
+        gathers: bool = False,
     ) -> None:
         self.kernels = kernels
         self.alone = alone
+        self.gathers = gathers
         self.program = program
         self.values = values = program.values
         self.stored = stored
@@ -217,9 +221,10 @@ class DeviceRoutine:
             return lambda job: Rows(np.uint64(job.shared[v]), NULL, np.int64(0), np.int64(0))
         source, column = self.home[v]
         kind, index, width = self.values[source].kind, self.values[source].index, self.size(source)
-        if kind == "arg" and source not in self._known:
+        brought = self.gathers or source in self._known
+        if kind == "arg" and not brought:
             return lambda job: job.argument(index, column, width)
-        if kind == "list" and source not in self._known:
+        if kind == "list" and not brought:
             return lambda job: job.elements(index, column, width)
         find = self.place(v)
         return lambda job: rows_at(*find(job))
@@ -357,7 +362,7 @@ class DeviceRoutine:
 
     def _kernel(self, region: Region) -> None:
         """One generated kernel."""
-        source = generate(self.program, region, self.kernels.dtype)
+        source = generate(self.program, region, self.kernels.dtype, self.gathers)
         kernel = self.kernels.generated(source.text)
         sizes = [np.int32(size) for size in source.sizes]
         numbers: list[Callable[[DeviceJob], tuple[int, ...]]] = []
