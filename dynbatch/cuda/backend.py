@@ -14,10 +14,9 @@ import numpy as np
 
 from dynbatch.batching.plan import Plan, Tables
 from dynbatch.config import config
+from dynbatch.cuda import launches
 from dynbatch.cuda.devices import driver
 from dynbatch.cuda.job import NULL, Commands, DeviceBackwardJob, DeviceJob, DeviceTables
-from dynbatch.cuda.launches import teams, vector
-from dynbatch.cuda.lowering import add_to
 from dynbatch.cuda.memory import DeviceArena, Uploads
 from dynbatch.cuda.profile import profiler
 from dynbatch.cuda.routine import DeviceRoutine
@@ -162,14 +161,26 @@ class CudaBackend:
             routine.finish(job)
             prepared.end_final(routine, job)
             found.append((routine, job, code))
+        rounds: list[dict[int, tuple[int, int]]] = []  # a parameter that several signatures use is in several
         for routine, job, code in found:
             for kind, slot, v in code.slots:
                 parameter = job.signature.binding[slot]
                 if kind == "table":
                     self._add_rows(job, parameter, *routine.pair(job, v))
-                else:
-                    at = job.places[v] * arena.itemsize if v in job.places else job.shared[v]
-                    add_to(job, parameter.device_gradient(self.driver), at, 1, routine.size(v), True)
+                    continue
+                to, size = parameter.device_gradient(self.driver), routine.size(v)
+                at = job.places[v] * arena.itemsize if v in job.places else job.shared[v]
+                free = next((r for r in rounds if to not in r), None)
+                if free is None:
+                    rounds.append(free := {})
+                free[to] = at, size
+        for parts in rounds:
+            to, rest = np.array(list(parts)), np.array(list(parts.values()))
+            put = arena.uploads.put
+            job.run_kernel(
+                "add_parts", job.kernels.fixed("add_parts"), launches.parts(len(parts), int(rest[:, 1].max())),
+                np.uint64(put(to)), np.uint64(put(rest[:, 0])), np.uint64(put(rest[:, 1])), np.int64(len(parts)),
+            )  # fmt: skip
 
     def _add_rows(self, job: DeviceBackwardJob, table: Any, ids: np.ndarray, place: int, stride: int) -> None:
         """Add gradients of rows to those of a lookup table, in the order of the rows."""
@@ -179,8 +190,9 @@ class CudaBackend:
         rows, starts = np.unique(ids[order], return_index=True)
         put, width = job.arena.uploads.put, table.type.size
         table.touch(ids)
+        launch = launches.teams(rows.size, width, launches.vector(job.kernels.dtype))
         job.run_kernel(
-            "lookup_gradient", job.kernels.fixed("lookup_gradient"), teams(rows.size, width, vector(job.kernels.dtype)),
+            "lookup_gradient", job.kernels.fixed("lookup_gradient"), launch,
             np.uint64(table.gradients_on(self.driver).target), np.int64(rows.size), np.int32(width),
             np.uint64(put(rows)), np.uint64(put(np.append(starts, ids.size))), np.uint64(put(place + stride * order)),
             NULL,

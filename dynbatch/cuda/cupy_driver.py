@@ -6,6 +6,7 @@ Written for CuPy 14 and 13.5, which are imported only when a driver is asked for
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -109,6 +110,7 @@ class CupyDriver(Driver):
 
     def __init__(self, index: int) -> None:
         super().__init__()
+        self.turns = threading.local()
         cuda = _cupy().cuda
         self._compile_errors = (cuda.compiler.CompileException, cuda.nvrtc.NVRTCError)
         self._cublas = cuda.cublas
@@ -130,6 +132,10 @@ class CupyDriver(Driver):
             found["multiProcessorCount"],
             found["sharedMemPerBlockOptin"],
         )
+
+    def session(self) -> _Turn:
+        """See `Driver.session`: device and stream become the current ones once for all calls."""
+        return _Turn(self, "a plan")
 
     def allocate(self, nbytes: int) -> int:
         """See `Driver.allocate`."""
@@ -296,7 +302,10 @@ class CupyDriver(Driver):
 
 
 class _Turn:
-    """A call of CuPy: its device and stream are the current ones meanwhile, and its errors become `DeviceError`."""
+    """A call of CuPy: its device and stream are the current ones meanwhile, and its errors become `DeviceError`.
+
+    Within another one of the same thread, they are so already.
+    """
 
     __slots__ = ("_driver", "_what")
 
@@ -305,14 +314,20 @@ class _Turn:
         self._what = what
 
     def __enter__(self) -> None:
-        self._driver.device.__enter__()
-        self._driver.stream.__enter__()
+        turns = self._driver.turns
+        turns.depth = depth = getattr(turns, "depth", 0) + 1
+        if depth == 1:
+            self._driver.device.__enter__()
+            self._driver.stream.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._driver.stream.__exit__(kind, error, trace)
-        self._driver.device.__exit__(kind, error, trace)
+        turns = self._driver.turns
+        turns.depth -= 1
+        if not turns.depth:
+            self._driver.stream.__exit__(kind, error, trace)
+            self._driver.device.__exit__(kind, error, trace)
         if isinstance(error, self._driver.faults):
             hint = "" if config.debug else "; it shows at the first call that waits: init(debug=True) names the kernel"
             illegal = getattr(error, "status", None) == _ILLEGAL_ADDRESS

@@ -55,9 +55,10 @@ class Commands:
         else:
             done = -len(self.shared)
             try:
-                for _, function, args in (*self.shared, *self.batches):
-                    function(*args)
-                    done += 1
+                with driver.session():
+                    for _, function, args in (*self.shared, *self.batches):
+                        function(*args)
+                        done += 1
             except DeviceError as error:
                 raise self._in_its_batch(error, done) from error
         self.shared.clear()

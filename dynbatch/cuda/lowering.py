@@ -320,22 +320,12 @@ def _sum_rows(routine: DeviceRoutine, v: int) -> None:
         item = job.arena.itemsize
         sums = np.uint64(job.arena.scratch(slices * width) * item)
         place, stride = find(job)
-        job.into.append(
-            ("sum_slices", job.driver.launch, (job.kernels.fixed("sum_slices"), launch.grid, launch.block, 0, (
-                sums, np.int64(count), np.int32(width), NULL, np.int64(place), np.int64(stride))))
-        )  # fmt: skip
-        add_to(job, job.places[v] * item, sums, slices, width, False)
+        args: tuple[Any, ...] = sums, np.int64(count), np.int32(width), NULL, np.int64(place), np.int64(stride)
+        job.run_kernel("sum_slices", job.kernels.fixed("sum_slices"), launch, *args)
+        args = np.uint64(job.places[v] * item), np.int64(slices), np.int32(width), sums
+        job.run_kernel("add_slices", job.kernels.fixed("add_slices"), launches.elements(width), *args)
 
     routine.add(step)
-
-
-def add_to(job: DeviceJob, address: int, sums: Any, slices: int, width: int, add: bool) -> None:
-    """An array becomes the sum of slices that follow each other, or grows by it."""
-    launch = launches.elements(width)
-    args = np.uint64(address), np.int64(slices), np.int32(width), np.uint64(sums), np.int32(add)
-    job.into.append(
-        ("add_slices", job.driver.launch, (job.kernels.fixed("add_slices"), launch.grid, launch.block, 0, args))
-    )
 
 
 # ---- products --------------------------------------------------------------------------------------------------------

@@ -488,3 +488,19 @@ def test_importing_needs_neither_cupy_nor_a_compiler():
         [sys.executable, "-c", program], cwd=CHECKOUT, env=os.environ | {"PATH": ""}, capture_output=True, text=True
     )
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_session_makes_device_and_stream_current_once(fake):
+    """For all calls inside, also behind one that fails."""
+    driver = cupy_driver.driver(1)
+    seen = []
+
+    def fail(*_):
+        raise CUDARuntimeError(700, "an illegal memory access")
+
+    with driver.session():
+        driver.launch_with("one", lambda *_: seen.append(list(fake.current)))
+        with pytest.raises(DeviceError, match="kernel two"):
+            driver.launch_with("two", fail)
+        driver.launch_with("three", lambda *_: seen.append(list(fake.current)))
+    assert seen == [["device 1", "stream"]] * 2 and not fake.current
