@@ -17,12 +17,15 @@ from dynbatch.errors import (
     DynbatchError,
     FileFormatError,
     IndexRangeError,
+    InstanceStopped,
+    MapError,
     OutOfMemoryError,
     ShapeError,
     StaleExpressionError,
     StaticError,
     ValidityError,
 )
+from dynbatch.fibers import map, wait
 from dynbatch.functions import *  # noqa: F403  under DyNet's names; `dynbatch.functions.__all__` lists them
 from dynbatch.functions import __all__ as _function_names
 from dynbatch.graph import Expression, renew_cg
@@ -37,6 +40,7 @@ from dynbatch.initializers import (
 )
 from dynbatch.lookup_parameters import LookupParameter
 from dynbatch.parameters import Parameter, ParameterCollection
+from dynbatch.random_stream import stream
 from dynbatch.rnn import (
     BiRNNBuilder,
     CoupledLSTMBuilder,
@@ -85,7 +89,9 @@ __all__ = [
     "GlorotInitializer",
     "IdentityInitializer",
     "IndexRangeError",
+    "InstanceStopped",
     "LookupParameter",
+    "MapError",
     "MomentumSGDTrainer",
     "NormalInitializer",
     "NumpyInitializer",
@@ -110,6 +116,7 @@ __all__ = [
     "load",
     "load_checkpoint",
     "load_metadata",
+    "map",
     "no_grad",
     "phase",
     "plan",
@@ -117,6 +124,8 @@ __all__ = [
     "save",
     "save_checkpoint",
     "static",
+    "stream",
+    "wait",
     *_function_names,
 ]
 
