@@ -208,7 +208,7 @@ def enter_phase(graph: Graph, name: str) -> None:
     """What is recorded from here on belongs to this phase."""
     marks = graph.phase_marks
     number = graph.phases.setdefault(name, len(graph.phases))
-    if number != (marks[-1] if marks else 0):
+    if number != (marks[len(marks) - 1] if marks else 0):  # compiled, indices do not count from the end
         marks.extend((graph.values, number))
 
 
