@@ -166,8 +166,9 @@ class Fork:
         self.fn = fn
         self.instances = instances
         self.parent = parent
-        outer = parent.fork.places if parent is not None else None
-        self.places = outer if max_concurrent is None else Places(max_concurrent, outer)
+        self.places: Places | None = parent.fork.places if parent is not None else None
+        if max_concurrent is not None:
+            self.places = Places(max_concurrent, self.places)
         self.settings = state.settings
         self.stream = enclosing_stream()
         self.context = contextvars.copy_context()
@@ -298,12 +299,12 @@ class Hub:
         finally:
             state.settings = settings
             self._hand_over_report()
-        if fork.error is not None:
-            error, fork.error = fork.error, None
+        failed, fork.error = fork.error, None
+        if failed is not None:
             try:
-                raise error
+                raise failed
             finally:
-                del error  # its traceback has this frame
+                del failed  # its traceback has this frame
         return fork.results
 
     def _hand_over_report(self) -> None:

@@ -237,7 +237,8 @@ class Static:
             symbolic.append(arg)
         inputs = graph.values
         stream = state.stream
-        state.graph, state.stream = graph, RandomStream(0)  # a replay draws; whether a tape was there makes no difference
+        state.graph = graph
+        state.stream = RandomStream(0)  # it is the replays that draw: whether a tape was there must make no difference
         try:
             result = self.function(*symbolic)
         except StaleExpressionError as error:
