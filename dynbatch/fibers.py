@@ -79,7 +79,7 @@ def map(
         ImportError: the package greenlet is not installed.
     """
     try:
-        import greenlet  # noqa: F401  here, since nothing but a map needs it
+        import greenlet  # here, since nothing but a map needs it
     except ImportError as error:
         raise ImportError("dynbatch.map needs the package greenlet: pip install greenlet", name="greenlet") from error
     if state.tracer is not None:
@@ -96,7 +96,7 @@ def map(
     fork = Fork(fn, list(instances), max_concurrent, fiber)
     if fiber is not None:
         return fiber.join(fork)
-    return Hub(fork, 1.0 if share is None else share).run()
+    return Hub(greenlet, fork, 1.0 if share is None else share).run()
 
 
 def wait(*expressions: Expression) -> None:
@@ -197,12 +197,10 @@ class Fiber:
     """
 
     def __init__(self, hub: Hub, fork: Fork, index: int) -> None:
-        from greenlet import greenlet
-
         self.hub = hub
         self.fork = fork
         self.index = index
-        self.greenlet = self.paused = greenlet(self._call, hub.greenlet)
+        self.greenlet = self.paused = hub.library.greenlet(self._call, hub.greenlet)
         self.greenlet.gr_context = fork.context.copy()
         self.settings = (*fork.settings[:3], fork.stream.within(index))
         self.has_place = True
@@ -253,9 +251,7 @@ class Fiber:
         return self.has_place
 
     def _pause(self) -> None:
-        from greenlet import getcurrent
-
-        self.paused = getcurrent()
+        self.paused = self.hub.library.getcurrent()
         self.hub.greenlet.switch()
 
 
@@ -263,18 +259,19 @@ class Hub:
     """Runs the instances of an outermost map, and those of the maps within it.
 
     Attributes:
+        library: the module greenlet.
+        greenlet: where the map was called.
         ready: instances that can go on.
         waiting: instances that wait, with the values that they wait for.
         starting: maps with instances that were not begun, the newest last.
         returning: instances whose inner map has ended, and that need a place.
     """
 
-    def __init__(self, fork: Fork, share: float) -> None:
-        from greenlet import getcurrent
-
+    def __init__(self, library: Any, fork: Fork, share: float) -> None:
         from dynbatch.batching.rounds import MapPlan
 
-        self.greenlet = getcurrent()
+        self.library = library
+        self.greenlet = library.getcurrent()
         self.fork = fork
         self.share = share
         self.ready: deque[Fiber] = deque()

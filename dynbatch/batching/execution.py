@@ -175,7 +175,10 @@ class Execution:
     def has(self, targets: list[int]) -> bool:
         """Whether all of these values are computed."""
         seen = self.values if self._replayed is None else self._replayed.location.size
-        return all(t < seen and self.location[t] >= 0 for t in targets)
+        for t in targets:  # a loop, since most reads are of one value: it is faster than `all` there
+            if t >= seen or self.location[t] < 0:
+                return False
+        return True
 
     def forward(self, targets: list[int], join: bool = True) -> None:
         """Compute these values and what they need, and with ``join`` whatever else fills the same batches."""
