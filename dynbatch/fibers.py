@@ -405,7 +405,8 @@ class Hub:
         for fiber in waiting:
             groups.setdefault(fiber.settings[:2], []).append(fiber)
         plans: list[Plan] = []
-        for (state.keep, state.strategy), fibers in groups.items():
+        for (keep, strategy), fibers in groups.items():
+            state.keep, state.strategy = keep, strategy
             try:
                 plans.append(run_round([v for fiber in fibers for v in waiting[fiber]]))
             except Exception:  # some fail, or all of them together: each may have what can be computed for it alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import signal
 import sys
 import threading
 import weakref
@@ -724,6 +725,43 @@ def test_interrupting_a_round(within: bool, monkeypatch: pytest.MonkeyPatch) -> 
     assert state.fiber is None
     monkeypatch.undo()
     assert len(dy.map(walker.walk, range(3))) == 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may meet a callback of gc
+def test_interrupting_anywhere() -> None:
+    """A signal at any moment ends the map, and leaves a graph that computes what it would have."""
+
+    def interrupt(*_: Any) -> None:
+        if armed:
+            raise KeyboardInterrupt
+
+    def tree(i: int) -> list[Any]:
+        with dy.phase("p") if i % 2 else dy.no_grad():
+            return [walker.walk(i), *(dy.map(tree, [i // 2, i // 3]) if i else [])]
+
+    walker = Walker()
+    expected = [walker.walk(i)[1] for i in range(3)]
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    try:
+        for k in range(60):
+            dy.renew_cg()
+            early = walker.count(k, 2)
+            armed = True
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0002 * (k + 1))
+                dy.map(tree, range(8))
+                armed = False
+            except KeyboardInterrupt:
+                interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert state.fiber is None and state.settings == (True, None, "", None)
+            assert [taken for _, taken in dy.map(walker.walk, range(3))] == expected
+            np.testing.assert_allclose(early.npvalue(), walker.count(k, 2).npvalue(), rtol=1e-12)
+            gradients(walker, [dy.squared_norm(early)])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 10
 
 
 def test_an_interrupt_that_is_caught_while_waiting() -> None:

@@ -117,8 +117,9 @@ class Execution:
             self.lane_group[start : start + lanes[i + 1]] = self.lanes
             self.lanes += 1
         self.lane_words = len(lanes)
-        self._take_phases(begin, end)
+        taken = self._take_phases(begin, end)
         self.words, self.values, self.nodes, self.floats = words, values, end, len(graph.floats)
+        self.phase_words, self.phase_now = taken  # with the words, so that both or neither are taken over
         if self._replayed is not None:
             self._take_over(self._replayed)
             self._replayed = None
@@ -130,15 +131,18 @@ class Execution:
                 stacklevel=2,
             )
 
-    def _take_phases(self, begin: int, end: int) -> None:
-        """Phases of the new nodes, from ``begin`` to ``end``, and what `align` said of any node."""
+    def _take_phases(self, begin: int, end: int) -> tuple[int, int]:
+        """Phases of the new nodes, from ``begin`` to ``end``, and what `align` said of any node.
+
+        Returns how many words of phase marks that took, and the phase that holds behind them.
+        """
         marks, skips = self.graph.phase_marks[self.phase_words :], self.graph.skips
         firsts, numbers = np.array(marks[::2], np.int64), np.array([self.phase_now, *marks[1::2]], np.int64)
         self.phase[begin:end] = numbers[np.searchsorted(firsts, self.first[begin:end], side="right")]
-        self.phase_words, self.phase_now = self.phase_words + len(marks), int(numbers[-1])
         for i in range(self.skip_words, len(skips), 2):
             self.skipped[self.producer[skips[i]]] = skips[i + 1]
         self.skip_words = len(skips)
+        return self.phase_words + len(marks), int(numbers[-1])
 
     def _add_signatures(self) -> None:
         graph = self.graph
