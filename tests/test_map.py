@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dynbatch as dy
+from dynbatch import compiled
 from dynbatch.batching import agenda, run, stream
 from dynbatch.batching import plan as plans
 from dynbatch.config import config
@@ -740,21 +741,27 @@ def test_interrupting_anywhere() -> None:
             return [walker.walk(i), *(dy.map(tree, [i // 2, i // 3]) if i else [])]
 
     walker = Walker()
-    expected = [walker.walk(i)[1] for i in range(3)]
+    expected = [taken for _, taken in dy.map(walker.walk, range(3))]
+    dy.map(tree, range(8))  # numba does not outlive being interrupted while it loads a function: all are loaded here
+    gradients(walker, [walker.walk(0)[0]])
     before = signal.signal(signal.SIGALRM, interrupt)
     interrupted = 0
     try:
         for k in range(60):
             dy.renew_cg()
             early = walker.count(k, 2)
+            context = contextvars.copy_context()  # an interrupt may come before np.errstate is left
             armed = True
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.0002 * (k + 1))
-                dy.map(tree, range(8))
+                context.run(dy.map, tree, range(8))
                 armed = False
             except KeyboardInterrupt:
                 interrupted += 1
             signal.setitimer(signal.ITIMER_REAL, 0)
+            if not compiled.in_use:  # recording in Python may be interrupted in the middle of a node
+                dy.renew_cg()
+                early = walker.count(k, 2)
             assert state.fiber is None and state.settings == (True, None, "", None)
             assert [taken for _, taken in dy.map(walker.walk, range(3))] == expected
             np.testing.assert_allclose(early.npvalue(), walker.count(k, 2).npvalue(), rtol=1e-12)
@@ -764,19 +771,40 @@ def test_interrupting_anywhere() -> None:
     assert interrupted > 10
 
 
-def test_an_interrupt_that_is_caught_while_waiting() -> None:
-    """However a fiber comes to wait twice, it goes on once."""
+@pytest.mark.parametrize("steps", [0, 2])
+def test_an_interrupt_that_is_caught_while_waiting(steps: int) -> None:
+    """However a fiber comes to wait twice, or for nothing, it goes on once."""
     walker = Walker()
-    steps = []
+    ended = []
 
     def fn(i: int) -> None:
         fiber, h = state.fiber, walker.step(walker.start(i), 1)
         fiber.hub.waiting[fiber] = [h.vid]  # as after an interrupt between this and the switch
-        walker.count(i, 2)
-        steps.append(i)
+        walker.count(i, steps)
+        ended.append(i)
 
     dy.map(fn, range(2))
-    assert steps == [0, 1]
+    assert ended == [0, 1]
+
+
+def test_an_interrupt_before_an_inner_map_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    walker, begun = Walker(), []
+
+    def child(i: int) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(state.fiber), "_pause", interrupt)
+            dy.map(begun.append, [i])
+
+    def interrupt(fiber: Any) -> None:
+        raise KeyboardInterrupt
+
+    def parent(i: int) -> Any:
+        with pytest.raises(KeyboardInterrupt):
+            dy.map(child, [i])
+        return walker.count(i, 2).dim()
+
+    assert dy.map(parent, range(2)) == [((4,), 1)] * 2
+    assert not begun
 
 
 def test_nothing_is_left_behind() -> None:

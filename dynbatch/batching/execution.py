@@ -146,7 +146,7 @@ class Execution:
 
     def _add_signatures(self) -> None:
         graph = self.graph
-        if len(self.pools) == len(graph.signatures):
+        if len(self.layout) == len(graph.signatures):  # which is set last: an interrupt before leaves this to do
             return
         for signature in graph.signatures[len(self.pools) :]:
             self.pools.append(Pools(signature))
@@ -161,10 +161,10 @@ class Execution:
                     assert value.type is not None
                     sizes[value.index + (args if value.kind == "list" else 0)] = value.type.size
             places.append(sizes)
-        self.layout = np.array(rows, np.int64)
         self.widths = np.zeros((len(places), max(1, *(len(p) for p in places))), np.int64)
         for s, sizes in enumerate(places):
             self.widths[s, : len(sizes)] = sizes
+        self.layout = np.array(rows, np.int64)
 
     @property
     def pending(self) -> np.ndarray:
