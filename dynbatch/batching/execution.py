@@ -179,7 +179,7 @@ class Execution:
     def has(self, targets: list[int]) -> bool:
         """Whether all of these values are computed."""
         seen = self.values if self._replayed is None else self._replayed.location.size
-        for t in targets:  # a loop, since most reads are of one value: it is faster than `all` there
+        for t in targets:  # noqa: SIM110  most reads are of one value, for which `all` is slower
             if t >= seen or self.location[t] < 0:
                 return False
         return True
