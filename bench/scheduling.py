@@ -42,7 +42,7 @@ def schedule(loss: dy.Expression, strategy: str) -> tuple[list[float], int]:
 
     x._sync()
     lap()
-    nodes = x._choose(np.array([loss.vid]), join=False)
+    nodes = x._choose(np.array([loss.vid]), join=True)  # all of them: nothing is left to join
     lap()
     levels = int(x.level[nodes].max()) + 1
     pending = Pending(

@@ -20,12 +20,15 @@ from dynbatch.errors import (
     DynbatchError,
     FileFormatError,
     IndexRangeError,
+    InstanceStopped,
+    MapError,
     OutOfMemoryError,
     ShapeError,
     StaleExpressionError,
     StaticError,
     ValidityError,
 )
+from dynbatch.fibers import map, wait
 from dynbatch.functions import *  # noqa: F403  under DyNet's names; `dynbatch.functions.__all__` lists them
 from dynbatch.functions import __all__ as _function_names
 from dynbatch.graph import Expression, renew_cg
@@ -40,6 +43,7 @@ from dynbatch.initializers import (
 )
 from dynbatch.lookup_parameters import LookupParameter
 from dynbatch.parameters import Parameter, ParameterCollection
+from dynbatch.random_stream import stream
 from dynbatch.rnn import (
     BiRNNBuilder,
     CoupledLSTMBuilder,
@@ -89,7 +93,9 @@ __all__ = [
     "GlorotInitializer",
     "IdentityInitializer",
     "IndexRangeError",
+    "InstanceStopped",
     "LookupParameter",
+    "MapError",
     "MomentumSGDTrainer",
     "NormalInitializer",
     "NumpyInitializer",
@@ -115,6 +121,7 @@ __all__ = [
     "load",
     "load_checkpoint",
     "load_metadata",
+    "map",
     "no_grad",
     "phase",
     "plan",
@@ -123,6 +130,8 @@ __all__ = [
     "save",
     "save_checkpoint",
     "static",
+    "stream",
+    "wait",
     *_function_names,
 ]
 

@@ -23,12 +23,19 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def key_at(base: int, number: int) -> int:
+    """Random key ``number`` of the stream that begins at ``base``, as a signed 64-bit integer."""
+    key = mix64((base + number * _GOLDEN) & _MASK)
+    return key - (1 << 64) if key >> 63 else key
+
+
 class Config:
     """The current settings; read anywhere, changed through `init` only.
 
     Attributes:
-        draws: how many random nodes were recorded since the seed was set; part of every random key,
-            and saved in checkpoints so that a resumed run draws the same numbers.
+        draws: how many random keys were drawn here since the seed was set, for nodes and for the streams of graphs
+            (`dynbatch.random_stream`); part of every random key, and saved in checkpoints so that a resumed run draws
+            the same numbers.
         parameters_exist: set by the first parameter; dtype and seed are fixed from then on.
     """
 
@@ -67,13 +74,9 @@ class Config:
         return self._generator
 
     def next_key(self) -> int:
-        """A fresh random key, as a signed 64-bit integer: (seed, counter), scrambled.
-
-        Assigned at recording, so that neither the strategy nor recomputation changes what is drawn.
-        """
+        """A fresh random key, as a signed 64-bit integer: (seed, counter), scrambled."""
         self.draws += 1
-        key = mix64((mix64(self.entropy & _MASK) + self.draws * _GOLDEN) & _MASK)
-        return key - (1 << 64) if key >> 63 else key
+        return key_at(mix64(self.entropy & _MASK), self.draws)
 
 
 config = Config()

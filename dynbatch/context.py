@@ -109,7 +109,8 @@ def plan(direction: str = "forward") -> Plan:
     """What the last plan of this thread did: nodes, batches, rows, bytes gathered, times; print it for a table.
 
     Arguments:
-        direction: ``"forward"``, or ``"backward"`` for the last backward plan.
+        direction: ``"forward"``, or ``"backward"`` for the last backward plan, or ``"map"`` for all that the last
+            `map` ran, round by round; that is also the last forward plan when a map has just ended.
     """
     from dynbatch.batching.run import plan
 

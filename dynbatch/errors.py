@@ -36,6 +36,17 @@ class StaticError(DynbatchError, RuntimeError):
     """A static function that does what a recording cannot hold: uses an expression from outside, reads a value."""
 
 
+class MapError(DynbatchError, RuntimeError):
+    """A call that an instance of a `dynbatch.map` cannot make, such as `renew_cg`."""
+
+
+class InstanceStopped(BaseException):
+    """Raised in an instance of a `dynbatch.map` that is stopped, since another one failed or the map was interrupted.
+
+    No `Exception`, so that code which goes on after errors does not go on after this.
+    """
+
+
 class ValidityError(DynbatchError, ArithmeticError):
     """A NaN or infinity found under ``check_validity``; names the op and the batch."""
 

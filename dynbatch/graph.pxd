@@ -34,6 +34,7 @@ cdef class Graph:
     cdef readonly dict phases
     cdef readonly object phase_marks
     cdef readonly object skips
+    cdef public object random
     cdef public object tape
     cdef public object execution
 

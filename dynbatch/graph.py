@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dynbatch.config import config
-from dynbatch.errors import CellError, StaleExpressionError, user_line
+from dynbatch.errors import CellError, MapError, StaleExpressionError, user_line
 from dynbatch.signature import Signature
 from dynbatch.words import Words
 
@@ -31,15 +31,31 @@ _ROOM = 1024  # words that a graph has room for at first
 
 
 class State(threading.local):
-    """What a thread is recording into: its graph, and the trace of the cell that is being traced, if any."""
+    """What a thread is recording into: its graph, and the trace of the cell that is being traced, if any.
+
+    The first four hold for one instance of a `dynbatch.map`, and change as another goes on.
+    """
 
     def __init__(self) -> None:
         self.keep = True  # whether plans keep what backward reads: not within no_grad
         self.strategy: str | None = None  # within `autobatch`, else the configured one
         self.phase = ""
+        self.stream: Any = None  # of random keys; None for the process's own
+        self.fiber: Any = None  # the instance that is running, within a map
         self.tracer: Any = None
+        self.last_map: Any = None
         self.last_plans: dict[str, Any] = {}
         self.graph = Graph()
+
+    @property
+    def settings(self) -> tuple[bool, str | None, str, Any]:
+        """What holds within ``with`` blocks."""
+        return self.keep, self.strategy, self.phase, self.stream
+
+    @settings.setter
+    def settings(self, found: tuple[bool, str | None, str, Any]) -> None:
+        self.keep, self.strategy, self.phase, self.stream = found
+        enter_phase(self.graph, self.phase)
 
 
 class Graph:
@@ -59,6 +75,7 @@ class Graph:
         lanes: (first value, count) of nodes recorded together as one manual batch.
         phases, phase_marks: numbers of the phases by name, and (first value, phase) wherever another phase begins.
         skips: (value, operations) of `dynbatch.align`.
+        random: what the random streams of this graph come from; None until there is one.
         tape: name of the static function whose recording this graph holds, if any; nothing runs in it.
         execution: the backend's state for this graph; None until something runs.
     """
@@ -80,6 +97,7 @@ class Graph:
         self.phases: dict[str, int] = {"": 0}
         self.phase_marks = array("q")
         self.skips = array("q")
+        self.random: Any = None
         self.tape = ""
         self.execution: Any = None
 
@@ -132,7 +150,7 @@ class Graph:
             self.words.at[at] = word
             at += 1
         for item in tail:
-            self.words.at[at] = config.next_key() if item is None else item
+            self.words.at[at] = next_key() if item is None else item
             at += 1
         self.size = at
 
@@ -155,9 +173,26 @@ class Graph:
         self.room = room
 
 
+def next_key() -> int:
+    """A fresh random key, as a signed 64-bit integer: the next of the stream that this is recorded in.
+
+    Assigned at recording, so that neither the strategy nor recomputation changes what is drawn.
+    """
+    return config.next_key() if state.stream is None else state.stream.next_key()
+
+
 def renew_cg() -> None:
-    """Start a new graph; expressions of the old one cannot be used any more. Memory is kept for reuse."""
+    """Start a new graph; expressions of the old one cannot be used any more. Memory is kept for reuse.
+
+    Raises:
+        MapError: within an instance of a `map`, whose other instances use the graph.
+    """
     old = state.graph
+    if state.fiber is not None:
+        raise MapError(
+            f"{user_line()}: renew_cg() within an instance of dy.map would end the graph of all its instances; "
+            f"call it before or after the map"
+        )
     if state.tracer is not None:
         raise CellError(f"{user_line()}: cell {state.tracer.name} calls renew_cg(), which is not for use in a cell")
     old.live = False
@@ -171,8 +206,10 @@ def renew_cg() -> None:
 
 def enter_phase(graph: Graph, name: str) -> None:
     """What is recorded from here on belongs to this phase."""
-    if name or graph.phase_marks:
-        graph.phase_marks.extend((graph.values, graph.phases.setdefault(name, len(graph.phases))))
+    marks = graph.phase_marks
+    number = graph.phases.setdefault(name, len(graph.phases))
+    if number != (marks[len(marks) - 1] if marks else 0):  # compiled, indices do not count from the end
+        marks.extend((graph.values, number))
 
 
 class Operand:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from dynbatch.config import config
 from dynbatch.errors import StaleExpressionError, StaticError, user_line
-from dynbatch.graph import BatchedExpression, Expression, Graph, check_live, enter_phase, state
+from dynbatch.graph import BatchedExpression, Expression, Graph, check_live, enter_phase, next_key, state
+from dynbatch.random_stream import RandomStream
 from dynbatch.words import Words
 
 _VALUES = (int, float, str, bytes, bool, type(None))
@@ -112,7 +113,7 @@ class Tape:
         for at, offset in self._data_at:
             words.at[start + at] = offset + len(graph.data)
         for at in self._key_at:
-            words.at[start + at] = config.next_key()
+            words.at[start + at] = next_key()
         graph.size = start + self.size
         if self.data:
             graph.data.extend(self.data)
@@ -235,7 +236,9 @@ class Static:
                 graph.values += 1
             symbolic.append(arg)
         inputs = graph.values
+        stream = state.stream
         state.graph = graph
+        state.stream = RandomStream(0)  # it is the replays that draw: whether a tape was there must make no difference
         try:
             result = self.function(*symbolic)
         except StaleExpressionError as error:
@@ -244,7 +247,7 @@ class Static:
                 f"pass other expressions as arguments)"
             ) from None
         finally:
-            state.graph = outer
+            state.graph, state.stream = outer, stream
             graph.live = False
         self._check(result, graph)
         return Tape(graph, inputs, result)

@@ -260,7 +260,7 @@ def test_plans_of_the_last_graph_can_be_seen() -> None:
     assert (dy.plan(), dy.plan("backward")) == plans
     dy.tanh(vector()).value()
     assert dy.plan().nodes == 2 and dy.plan("backward").nodes == 0
-    with pytest.raises(ValueError, match="forward or backward"):
+    with pytest.raises(ValueError, match="forward, backward or map"):
         dy.plan("sideways")
 
 

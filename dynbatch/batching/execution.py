@@ -37,7 +37,8 @@ class Execution:
         stream, layout, pos, first, producer, fpos, payload: the decoded recording; see `dynbatch.batching.stream`.
         row: each node's row in its signature's pools, -1 until it has run.
         waiting: whether each node has not run; ``pending`` lists those.
-        marked, chosen, place: work space of the passes, as new between plans, so that a plan costs what is pending.
+        marked, chosen, found, place: work space of the passes, as new between plans, so that a plan costs what is
+            pending.
         location: where each value lies in the arena.
         widths: size of each signature's arguments and list elements, by place.
         last, last_backward: reports of the last plans.
@@ -52,7 +53,7 @@ class Execution:
         self.data = np.empty(0, self.dtype)
         self.pos, self.first, self.fpos, self.sig = (np.empty(0, np.int64) for _ in range(4))
         self.row, self.level, self.place, self.lane_group = (np.empty(0, np.int64) for _ in range(4))
-        self.phase, self.skipped = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.phase, self.skipped, self.found = (np.empty(0, np.int64) for _ in range(3))
         self.producer, self.location = np.empty(0, np.int64), np.empty(0, np.int64)
         self.waiting, self.marked, self.chosen = (np.empty(0, np.bool_) for _ in range(3))
         self.start(graph)
@@ -61,11 +62,11 @@ class Execution:
         """Begin with an empty graph; arrays and arena are used again, since fresh pages cost their faults."""
         self.graph = graph
         self.nodes = self.values = self.words = self.floats = self.data_size = 0
-        self.lane_words = self.lanes = self.skip_words = 0
+        self.lane_words = self.lanes = self.skip_words = self.phase_words = self.phase_now = 0
         self.layout = np.empty((0, 5), np.int64)
         self.widths = np.empty((0, 1), np.int64)
         self.pools: list[Pools] = []
-        self.pending = _NONE
+        self._pending, self._listed = _NONE, 0
         self.executed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.last = Plan("forward", config.autobatch)
         self.last_backward = Plan("backward", config.autobatch)
@@ -108,16 +109,15 @@ class Execution:
         self.row[begin:end] = self.place[begin:end] = self.lane_group[begin:end] = -1
         self.waiting[begin:end], self.marked[begin:end], self.chosen[begin:end] = True, False, False
         self.skipped[begin:end] = self.phase[begin:end] = 0
-        new = np.arange(begin, end)
         lanes = graph.lanes
         for i in range(self.lane_words, len(lanes), 2):
             start = int(self.producer[lanes[i]])
             self.lane_group[start : start + lanes[i + 1]] = self.lanes
             self.lanes += 1
         self.lane_words = len(lanes)
-        self._take_phases(new)
-        self.pending = np.concatenate((self.pending, new)) if self.pending.size else new
+        taken = self._take_phases(begin, end)
         self.words, self.values, self.nodes, self.floats = words, values, end, len(graph.floats)
+        self.phase_words, self.phase_now = taken  # with the words, so that both or neither are taken over
         if self._replayed is not None:
             self._take_over(self._replayed)
             self._replayed = None
@@ -129,19 +129,22 @@ class Execution:
                 stacklevel=2,
             )
 
-    def _take_phases(self, new: np.ndarray) -> None:
-        """Phases of new nodes, and what `align` said of any node."""
-        marks, skips = self.graph.phase_marks, self.graph.skips
-        if marks and new.size:
-            firsts, numbers = np.array(marks[::2], np.int64), np.array([0, *marks[1::2]], np.int64)
-            self.phase[new] = numbers[np.searchsorted(firsts, self.first[new], side="right")]
+    def _take_phases(self, begin: int, end: int) -> tuple[int, int]:
+        """Phases of the new nodes, from ``begin`` to ``end``, and what `align` said of any node.
+
+        Returns how many words of phase marks that took, and the phase that holds behind them.
+        """
+        marks, skips = self.graph.phase_marks[self.phase_words :], self.graph.skips
+        firsts, numbers = np.array(marks[::2], np.int64), np.array([self.phase_now, *marks[1::2]], np.int64)
+        self.phase[begin:end] = numbers[np.searchsorted(firsts, self.first[begin:end], side="right")]
         for i in range(self.skip_words, len(skips), 2):
             self.skipped[self.producer[skips[i]]] = skips[i + 1]
         self.skip_words = len(skips)
+        return self.phase_words + len(marks), int(numbers[-1])
 
     def _add_signatures(self) -> None:
         graph = self.graph
-        if len(self.pools) == len(graph.signatures):
+        if len(self.layout) == len(graph.signatures):  # which is set last: an interrupt before leaves this to do
             return
         for signature in graph.signatures[len(self.pools) :]:
             for p in signature.binding:
@@ -162,20 +165,35 @@ class Execution:
                     assert value.type is not None
                     sizes[value.index + (args if value.kind == "list" else 0)] = value.type.size
             places.append(sizes)
-        self.layout = np.array(rows, np.int64)
         self.widths = np.zeros((len(places), max(1, *(len(p) for p in places))), np.int64)
         for s, sizes in enumerate(places):
             self.widths[s, : len(sizes)] = sizes
+        self.layout = np.array(rows, np.int64)
+
+    @property
+    def pending(self) -> np.ndarray:
+        """The nodes that have not run, ascending. Plans of what was asked for alone do without this list."""
+        new = np.arange(self._listed, self.nodes)
+        pending = np.concatenate((self._pending, new)) if self._pending.size else new
+        self._pending, self._listed = pending[self.waiting[pending]], self.nodes
+        return self._pending
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def forward(self, targets: list[int]) -> None:
-        """Compute these values and what they need, and whatever else fills the same batches."""
+    def has(self, targets: list[int]) -> bool:
+        """Whether all of these values are computed."""
         seen = self.values if self._replayed is None else self._replayed.location.size
-        if all(t < seen and self.location[t] >= 0 for t in targets):
+        for t in targets:  # noqa: SIM110  most reads are of one value, for which `all` is slower
+            if t >= seen or self.location[t] < 0:
+                return False
+        return True
+
+    def forward(self, targets: list[int], join: bool = True) -> None:
+        """Compute these values and what they need, and with ``join`` whatever else fills the same batches."""
+        if self.has(targets):
             return
         key = None
-        if not state.keep and not seen:
+        if join and not state.keep and not self.values and self._replayed is None:
             place = (self.backend.name, self.arena.layout)
             key = Key(self.graph, state.strategy or config.autobatch, targets, place)
             known = plans.find(key)
@@ -185,7 +203,7 @@ class Execution:
         self._sync()
         wanted = np.array(targets, np.int64)
         try:
-            joined = self._run_plan(wanted, join=True)
+            joined = self._run_plan(wanted, join)
         except (DynbatchError, MemoryError):
             if not self._joined:
                 raise
@@ -193,8 +211,7 @@ class Execution:
             joined = self._run_plan(wanted, join=False)
         self.executed.append(joined)
         self.waiting[joined[0]] = False
-        self.pending = self.pending[self.waiting[self.pending]] if joined[0].size < self.pending.size else _NONE
-        if key is not None and not self.pending.size and plans.wants(key):
+        if key is not None and joined[0].size == self.nodes and plans.wants(key):
             alive = tuple([weakref.ref(s) for s in self.graph.signatures])
             row, location = self.row[: self.nodes].copy(), self.location[: self.values].copy()
             plans.keep(key, Reusable(alive, *joined, self._tables, row, location))
@@ -231,7 +248,6 @@ class Execution:
         self.row[:nodes] = known.row
         self.location[:values] = known.location
         self.waiting[:nodes] = False
-        self.pending = self.pending[nodes:]
         self.executed.append((known.order, known.starts, known.signatures))
 
     def _run_plan(self, targets: np.ndarray, join: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -270,15 +286,15 @@ class Execution:
         Those that the targets need, and with ``join`` also pending ones that fill the same batches.
         """
         walk = (self.stream, self.layout, self.pos, self.producer)
+        self._joined = False
+        if not join:
+            count = passes.list_ancestors(*walk, self.row, targets, self.marked, self.found)
+            nodes = np.sort(self.found[:count])
+            self._set_levels(nodes)
+            return nodes
         pending, marked = self.pending, self.marked
         needed = passes.mark_ancestors(*walk, self.row, targets, pending, marked)
-        self._joined = False
-        if needed == pending.size:
-            nodes = pending
-        else:
-            nodes = pending[marked[pending]]
-            if join:
-                nodes = self._join(nodes)
+        nodes = pending if needed == pending.size else self._join(pending, pending[marked[pending]])
         self._set_levels(nodes)
         marked[pending] = False
         return nodes
@@ -291,10 +307,10 @@ class Execution:
         deepest = np.empty(len(self.graph.phases), np.int64)
         return passes.staged_levels(*walk, self.waiting, nodes, self.phase, self.skipped, self.level, deepest)
 
-    def _join(self, needed: np.ndarray) -> np.ndarray:
+    def _join(self, pending: np.ndarray, needed: np.ndarray) -> np.ndarray:
         """The needed nodes, and pending ones of the same signature and level whose arguments are there by then."""
         walk = (self.stream, self.layout, self.pos, self.producer)
-        pending, group, chosen = self.pending, self.place, self.chosen
+        group, chosen = self.place, self.chosen
         levels = self._set_levels(pending)
         key = self.level[pending] * len(self.pools) + self.sig[pending]
         group[pending] = key
@@ -407,7 +423,7 @@ GRAPH_WARNING = 5_000_000
 """Values in one graph beyond which a warning says that it was never renewed."""
 
 _NONE = np.empty(0, np.int64)
-_NODE_ARRAYS = ("pos", "first", "fpos", "sig", "row", "level", "place", "lane_group", "phase", "skipped")
+_NODE_ARRAYS = ("pos", "first", "fpos", "sig", "row", "level", "place", "lane_group", "phase", "skipped", "found")
 _idle: list[Execution] = []
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from dynbatch.batching.execution import Execution, take_execution
 from dynbatch.batching.plan import Plan
+from dynbatch.batching.rounds import MapPlan
 from dynbatch.errors import BackwardError, StaticError, user_line
 from dynbatch.graph import Expression, Graph, check_live, state
 
@@ -39,12 +40,27 @@ def _execution(graph: Graph) -> Execution:
     return graph.execution
 
 
+def _let_others_go_on(graph: Graph, vids: list[int]) -> None:
+    """In an instance of a map: return when a round has computed these values."""
+    if state.fiber is not None:
+        state.fiber.wait(_execution(graph), vids)
+
+
+def run_round(vids: list[int]) -> Plan:
+    """Compute values that instances of a map wait for, and what those need; returns what ran."""
+    with _lock:
+        execution = _execution(state.graph)
+        execution.forward(vids, join=False)
+        return execution.last
+
+
 def values(expression: Expression) -> np.ndarray:
     """The value of an expression in the user's shape; batch elements along an added last dimension."""
     check_live(expression)
+    vids = list(expression.vids)
+    _let_others_go_on(expression.graph, vids)
     with _lock:
         execution = _execution(expression.graph)
-        vids = list(expression.vids)
         execution.forward(vids)
         found = execution.read(vids, expression.type)
     return found[0] if len(found) == 1 else np.stack(found, axis=-1)
@@ -55,8 +71,10 @@ def forward(expressions: list[Expression]) -> None:
     for e in expressions:
         check_live(e)
     if expressions:
+        graph, vids = expressions[0].graph, [vid for e in expressions for vid in e.vids]
+        _let_others_go_on(graph, vids)
         with _lock:
-            _execution(expressions[0].graph).forward([vid for e in expressions for vid in e.vids])
+            _execution(graph).forward(vids)
 
 
 def backward(expression: Expression, full: bool) -> None:
@@ -68,6 +86,7 @@ def backward(expression: Expression, full: bool) -> None:
             f"{user_line()}: backward() needs a scalar loss, not shape {shape}"
             + (f" with {batch} batch elements; sum_batches() makes it one" if batch > 1 else "")
         )
+    _let_others_go_on(expression.graph, [expression.vid])
     with _lock:
         execution = _execution(expression.graph)
         execution.forward([expression.vid])
@@ -85,8 +104,10 @@ def gradient(expression: Expression) -> np.ndarray:
 
 def plan(direction: str = "forward") -> Plan:
     """See `dynbatch.context.plan`."""
+    if direction == "map":
+        return state.last_map or MapPlan("none")
     if direction not in ("forward", "backward"):
-        raise ValueError(f"plan: the direction is forward or backward, not {direction!r}")
+        raise ValueError(f"plan: the direction is forward, backward or map, not {direction!r}")
     execution: Any = state.graph.execution
     if execution is None:
         return state.last_plans.get(direction) or Plan(direction, "none")

@@ -71,6 +71,44 @@ def mark_ancestors(stream, layout, pos, producer, row, targets, nodes, marked):
 
 
 @jit()
+def list_ancestors(stream, layout, pos, producer, row, targets, marked, found):
+    """List in ``found`` the nodes that ``targets`` need and that have not run, in no order; returns how many.
+
+    It walks from the targets, so that it costs what they need however much is pending. ``marked`` is work space, False
+    for every node.
+    """
+    count = 0
+    for t in targets:
+        n = producer[t]
+        if row[n] < 0 and not marked[n]:
+            marked[n] = True
+            found[count] = n
+            count += 1
+    i = 0
+    while i < count:
+        n = found[i]
+        i += 1
+        p = pos[n]
+        s = stream[p]
+        p += 1
+        for a in range(layout[s, ARGS] + layout[s, LISTS]):
+            length = 1
+            if a >= layout[s, ARGS]:
+                length = stream[p]
+                p += 1
+            for _ in range(length):
+                m = producer[stream[p]]
+                if row[m] < 0 and not marked[m]:
+                    marked[m] = True
+                    found[count] = m
+                    count += 1
+                p += 1
+    for i in range(count):
+        marked[found[i]] = False
+    return count
+
+
+@jit()
 def count_operands(stream, layout, pos, nodes):
     """Operands of all nodes together: room for the edges."""
     count = 0
