@@ -735,6 +735,7 @@ def test_interrupting_a_round(within: bool, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(dy.map(walker.walk, range(3))) == 3
 
 
+@pytest.mark.cpu  # an interrupt may come between what the emulator of a device notes of its memory
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may meet a callback of gc
 def test_interrupting_anywhere() -> None:
     """A signal at any moment ends the map, and leaves a graph that computes what it would have."""
