@@ -16,8 +16,7 @@ from tests import cuda_emulator
 FILES = [
     "tests/ops", "tests/test_cell.py", "tests/test_differential.py", "tests/test_dynet_agreement.py",
     "tests/test_errors.py", "tests/test_guards.py", "tests/test_initializers.py", "tests/test_map.py",
-    "tests/test_parameters.py",
-    "tests/test_phases.py", "tests/test_reuse.py", "tests/test_rnn.py", "tests/test_run.py",
+    "tests/test_parameters.py", "tests/test_phases.py", "tests/test_reuse.py", "tests/test_rnn.py", "tests/test_run.py",
     "tests/test_serialization.py", "tests/test_static.py", "tests/test_tracing.py", "tests/test_trainers.py",
     "tests/test_treelstm.py",
 ]  # fmt: skip

@@ -735,6 +735,7 @@ def test_interrupting_a_round(within: bool, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(dy.map(walker.walk, range(3))) == 3
 
 
+@pytest.mark.cpu  # an interrupt may come between what the emulator of a device notes of its memory
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may meet a callback of gc
 @pytest.mark.cpu  # what the emulator remembers of its memory does not outlive an interrupt
 def test_interrupting_anywhere() -> None:
