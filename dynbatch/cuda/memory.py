@@ -74,7 +74,10 @@ class DeviceArena:
         uploads: what goes up before a plan.
         top: up to where values lie, for `reset`.
         peak: most bytes of values so far.
+        is_remote: whether reading a value takes a transfer.
     """
+
+    is_remote = True
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels

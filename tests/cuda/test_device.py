@@ -191,6 +191,25 @@ def test_index_tables_go_up_in_one_copy_and_nothing_waits(quick: Any, monkeypatc
     assert "synchronize" not in forward + backward + update + value
 
 
+def test_values_of_a_round_come_down_together(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each size, however many instances wait; and each may be read again."""
+    dy.init(device="cuda", dtype="float64", seed=1)
+    model = Model()
+
+    def walk(k: int) -> list[float]:
+        h = model.step(dy.inputVector([0.1 * k] * 5), k % 7)
+        found = [float(h.npvalue()[0])]
+        norm = dy.squared_norm(model.step(h, 1 if found[0] > 0 else 2))
+        return [*found, norm.value(), norm.value(), float(h.npvalue()[0])]
+
+    alone = [walk(k) for k in range(6)]
+    dy.renew_cg()
+    traffic = Traffic(quick, monkeypatch)
+    together = dy.map(walk, range(6))
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+    assert traffic.take().count("download") == 2 + 2 * 6, "two rounds, and what each instance reads again"
+
+
 def test_launches_do_not_grow_with_the_minibatch(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     dy.init(device="cuda", seed=1)
     model = Model()
