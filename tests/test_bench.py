@@ -12,7 +12,7 @@ import pytest
 
 from bench import ablation, command, growth, machine, measure, report
 from bench.measure import Configuration, Entry, Missing, WorkerFault
-from bench.models import birnn, lm, treelstm
+from bench.models import birnn, lm, mvrnn, treelstm
 from bench.systems import SYSTEMS, Dynbatch, MissingPeer, Torch
 from bench.worker import PASSES, Job, Minibatches, Session
 from dynbatch.errors import FileFormatError
@@ -32,6 +32,7 @@ SENTENCES = [(0, 1, 2, 1, 0), (3, 1), (2, 2, 4), (0, 4, 3, 1), (1, 0)]
 TAGGED = [(words, tuple(word % 3 for word in words)) for words in [*SENTENCES[1:], (4,)]]
 DATA = {
     "treelstm": (TREES, SIZES),
+    "mvrnn": (TREES, SIZES),
     "birnn": (TAGGED, {"words": 5, "tags": 3}),
     "lm": (SENTENCES, {"words": 5}),
 }
@@ -114,6 +115,8 @@ def test_minibatches_are_the_same_everywhere_and_reshuffled_for_every_pass():
 def test_flops_count_the_products():
     assert treelstm.flops(((1, 2), 0), 10, SIZES) == 2 * (2 * 3 * 100 + 10 * 100 + 3 * 10)
     assert treelstm.flops((1, 0), 10, SIZES) == 2 * (3 * 100 + 3 * 10)
+    assert mvrnn.flops((((1, 2), 3), 0), 10, SIZES) == 2 * (2 * 4 * 100 + 2 * 1000 + 3 * 10)
+    assert mvrnn.flops((1, 0), 10, SIZES) == 2 * 3 * 10
 
 
 def test_flops_of_sentences():
