@@ -165,7 +165,7 @@ def torch_by_hand(weights: Weights) -> Program:
         starts = np.cumsum(lengths) - lengths
         alive = [int((lengths > step).sum()) for step in range(lengths[0])]
         rows = np.concatenate([place[starts[:count] + step] for step, count in enumerate(alive)])
-        return words, counts, torch.from_numpy(rows), alive, torch.tensor([label for _, label in batch])
+        return words, counts, torch.tensor(rows), alive, torch.tensor([label for _, label in batch])
 
     def loss(prepared):
         words, counts, rows, alive, labels = prepared
