@@ -48,23 +48,29 @@ class Configuration:
         """Whether every word has a head."""
         return self.front > self.words and not self.stack
 
-    def legal(self) -> list[int]:
-        """The transitions that can be taken; in the order of their numbers."""
+    @property
+    def front_word(self) -> int:
+        """The word at the front, 0 for the root."""
+        return self.front if self.front <= self.words else 0
+
+    def legal(self) -> tuple[int, ...]:
+        """The transitions that can be taken."""
         if self.front > self.words:  # the root is the front: the last word on the stack becomes the tree's
-            return [RIGHT] if len(self.stack) > 1 else [LEFT]
+            return (RIGHT,) if len(self.stack) > 1 else (LEFT,)
         if len(self.stack) > 1:
-            return [SHIFT, LEFT, RIGHT]
-        return [SHIFT, LEFT] if self.stack else [SHIFT]
+            return (SHIFT, LEFT, RIGHT)
+        return (SHIFT, LEFT) if self.stack else (SHIFT,)
+
+    def head_by(self, transition: int) -> int:
+        """The head that LEFT or RIGHT gives to the top of the stack."""
+        return self.front_word if transition == LEFT else self.stack[-2]
 
     def take(self, transition: int, label: int = 0) -> Configuration:
         """What a legal transition leads to."""
         if transition == SHIFT:
             return Configuration(self.words, (*self.stack, self.front), self.front + 1, self.arcs)
-        if transition == RIGHT:
-            head = self.stack[-2]
-        else:
-            head = self.front if self.front <= self.words else 0
-        return Configuration(self.words, self.stack[:-1], self.front, Arc(self.stack[-1], head, label, self.arcs))
+        arc = Arc(self.stack[-1], self.head_by(transition), label, self.arcs)
+        return Configuration(self.words, self.stack[:-1], self.front, arc)
 
     def tree(self) -> tuple[list[int], list[int]]:
         """Head and label of every word, for a final configuration."""

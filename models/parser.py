@@ -1,0 +1,412 @@
+"""A transition-based dependency parser: it reads a sentence from left to right and decides arc by arc.
+
+The transitions are in `models/arc_hybrid.py`. What a choice is made from is either a BiLSTM's view of a few words
+(Eliyahu Kiperwasser, Yoav Goldberg: "Simple and Accurate Dependency Parsing Using Bidirectional LSTM Feature
+Representations", TACL 2016) or LSTMs over the whole stack, buffer and history (Chris Dyer, Miguel Ballesteros, Wang
+Ling, Austin Matthews, Noah Smith: "Transition-Based Dependency Parsing with Stack Long Short-Term Memory", ACL 2015).
+Training follows the parser's own choices, right or wrong. So nothing can be computed before the choice before it is
+known; the model is written for one sentence all the same, and `dy.map` batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+import dynbatch as dy
+from dynbatch.graph import next_key
+from models import training
+from models.arc_hybrid import LEFT, RIGHT, SHIFT, Configuration, Oracle, is_projective
+from models.conllu import Sentence, check_tree, read_conllu, written
+from models.treebank import generated_treebank
+
+UNKNOWN, ROOT = range(2)
+"""The first numbers of words, endings and tags."""
+
+
+class BiLSTMFeatures:
+    """Kiperwasser and Goldberg: scores from the three topmost words of the stack and the front of the buffer.
+
+    Each word is a vector v of a BiLSTM, so that it knows the whole sentence. Of ``W [v_s2; v_s1; v_s0; v_b]`` the four
+    parts are computed once a word, not once a transition.
+    """
+
+    def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
+        self.bilstm = dy.BiRNNBuilder(2, inputs, hidden, collection, dy.VanillaLSTMBuilder)
+        self.W_s2, self.W_s1, self.W_s0, self.W_b = (
+            collection.add_parameters((hidden, hidden), name=f"W_{slot}") for slot in ("s2", "s1", "s0", "b")
+        )
+        self.absent = collection.add_lookup_parameters((3, hidden), name="absent")  # parts where the stack is shorter
+        self.bias = collection.add_parameters(hidden, init=0, name="bias")
+        self.W_2 = collection.add_parameters((actions, hidden), name="W_2")
+        self.b_2 = collection.add_parameters(actions, init=0, name="b_2")
+
+    @dy.cell
+    def parts(self, v: dy.Expression) -> tuple[dy.Expression, ...]:
+        """What a word adds to the hidden layer as s2, s1, s0 and b."""
+        return self.W_s2 * v, self.W_s1 * v, self.W_s0 * v, self.W_b * v
+
+    @dy.cell
+    def score(self, s2: dy.Expression, s1: dy.Expression, s0: dy.Expression, b: dy.Expression) -> dy.Expression:
+        return dy.affine_transform([self.b_2, self.W_2, dy.tanh(s2 + s1 + s0 + b + self.bias)])
+
+    def begin(self, xs: list[dy.Expression]) -> list[tuple[dy.Expression, ...]]:
+        """The parts of every word, the root's first; those of no word last."""
+        *words, root = map(self.parts, self.bilstm.transduce(xs))
+        memory = [root, *words, tuple(self.absent[k] for k in range(3))]
+        dy.wait(*[part for parts in memory for part in parts])
+        return memory
+
+    def scores(self, memory: list[tuple[dy.Expression, ...]], c: Configuration) -> dy.Expression:
+        s2, s1, s0 = (-1, -1, -1, *c.stack)[-3:]
+        return self.score(memory[s2][0], memory[s1][1], memory[s0][2], memory[c.front_word][3])
+
+    def after(self, memory: Any, transition: int, action: int) -> Any:
+        """What is remembered after a transition: nothing else."""
+        return memory
+
+
+class Element(NamedTuple):
+    """The top of a stack of vectors that an LSTM has read from the bottom. It never changes, and what is popped stays
+    in use for whoever else holds it."""
+
+    vector: dy.Expression
+    state: dy.RNNState
+    beneath: Element | None
+
+
+class Reading(NamedTuple):
+    """What `StackLSTMFeatures` remember of a derivation."""
+
+    stack: Element
+    buffer: Element
+    history: dy.RNNState
+
+
+class StackLSTMFeatures:
+    """Dyer et al.: scores from LSTMs that have read the stack, the buffer and the transitions so far.
+
+    A state of an LSTM is a value, so popping means going on from an earlier one. A word with its dependents is one
+    vector, composed as they are attached.
+    """
+
+    def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
+        self.stack, self.buffer, self.history = (dy.VanillaLSTMBuilder(1, hidden, hidden, collection) for _ in range(3))
+        self.bottoms = collection.add_lookup_parameters((3, hidden), name="bottoms")  # what each reads first
+        self.actions = collection.add_lookup_parameters((actions, hidden), name="actions")
+        self.relations = collection.add_lookup_parameters((actions, hidden), name="relations")
+        self.V = collection.add_parameters((hidden, inputs), name="V")
+        self.b = collection.add_parameters(hidden, init=0, name="b")
+        self.U_h, self.U_d, self.U_r = (collection.add_parameters((hidden, hidden), name=f"U_{k}") for k in "hdr")
+        self.e = collection.add_parameters(hidden, init=0, name="e")
+        self.W_s, self.W_b, self.W_a = (collection.add_parameters((hidden, hidden), name=f"W_{k}") for k in "sba")
+        self.d = collection.add_parameters(hidden, init=0, name="d")
+        self.G = collection.add_parameters((actions, hidden), name="G")
+        self.q = collection.add_parameters(actions, init=0, name="q")
+
+    @dy.cell
+    def word(self, x: dy.Expression) -> dy.Expression:
+        return dy.rectify(dy.affine_transform([self.b, self.V, x]))  # section 3.3
+
+    @dy.cell
+    def compose(self, head: dy.Expression, dependent: dy.Expression, action: int) -> dy.Expression:
+        """The head's vector with one more dependent; the action says by which relation, and on which side."""
+        r = self.relations[action]
+        return dy.tanh(dy.affine_transform([self.e, self.U_h, head, self.U_d, dependent, self.U_r, r]))  # section 3.4
+
+    @dy.cell
+    def score(self, s: dy.Expression, b: dy.Expression, a: dy.Expression) -> dy.Expression:
+        p = dy.rectify(dy.affine_transform([self.d, self.W_s, s, self.W_b, b, self.W_a, a]))  # (1)
+        return dy.affine_transform([self.q, self.G, p])
+
+    def begin(self, xs: list[dy.Expression]) -> Reading:
+        """An empty stack, and a buffer that was read from its end."""
+        stack, buffer, history = (
+            builder.initial_state().add_input(self.bottoms[k])
+            for k, builder in enumerate((self.stack, self.buffer, self.history))
+        )
+        rest = Element(self.bottoms[1], buffer, None)
+        for x in reversed(xs):
+            rest = pushed(rest, self.word(x))
+        return Reading(Element(self.bottoms[0], stack, None), rest, history)
+
+    def scores(self, reading: Reading, c: Configuration) -> dy.Expression:
+        stack, buffer, history = reading
+        return self.score(stack.state.output(), buffer.state.output(), history.output())
+
+    def after(self, reading: Reading, transition: int, action: int) -> Reading:
+        """What is remembered after a transition was taken."""
+        stack, buffer, history = reading
+        if transition == SHIFT:
+            stack, buffer = pushed(stack, buffer.vector), buffer.beneath
+        elif transition == LEFT:
+            buffer = pushed(buffer.beneath, self.compose(buffer.vector, stack.vector, action))
+            stack = stack.beneath
+        else:
+            head = stack.beneath
+            stack = pushed(head.beneath, self.compose(head.vector, stack.vector, action))
+        return Reading(stack, buffer, history.add_input(self.actions[action]))
+
+
+def pushed(top: Element, vector: dy.Expression) -> Element:
+    """A stack with one more element."""
+    return Element(vector, top.state.add_input(vector), top)
+
+
+FEATURES = {"bilstm": BiLSTMFeatures, "stack": StackLSTMFeatures}
+
+
+class Derivation(NamedTuple):
+    """A derivation so far.
+
+    Attributes:
+        score: the sum of its transitions' log probabilities.
+        c: what it has come to.
+        memory: what the features remember of it.
+    """
+
+    score: float
+    c: Configuration
+    memory: Any
+
+
+class Parser(training.Task):
+    """A dependency tree for a sentence."""
+
+    name = "parser"
+    unit = "sentences"
+    metric = "las"
+    shape_flags = ("hidden", "features")
+    demo: ClassVar = {"hidden": 64, "epochs": 3, "time_limit": 75.0}
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.set_defaults(learning_rate=0.002, batch_size=16)
+        add = parser.add_argument
+        add("--features", choices=tuple(FEATURES), default="bilstm", help="what to decide from (default: %(default)s)")
+        add("--beam", type=training.positive, default=1, metavar="N", help="derivations to keep (default: %(default)s)")
+        add(
+            "--explore",
+            type=float,
+            default=0.9,
+            metavar="RATE",
+            help="how often training follows a choice that is wrong (default: %(default)s)",
+        )
+        add(
+            "--word-dropout",
+            type=float,
+            default=0.5,
+            metavar="A",
+            help="a word seen n times in training is unknown at the rate A / (A + n) (default: %(default)s)",
+        )
+        add("--one-by-one", action="store_true", help="a plain loop over the sentences, without dy.map")
+
+    @classmethod
+    def data(cls, args: argparse.Namespace) -> tuple[list[Sentence], list[Sentence]]:
+        if args.data is None:
+            sentences = generated_treebank(2500)
+            train, test = sentences[500:], sentences[:500]
+        else:
+            train, test = (cls.read(path, args) for path in treebank_files(Path(args.data)))
+        projective = [sentence for sentence in train if is_projective(sentence.heads)]
+        if len(projective) < len(train):
+            skipped = len(train) - len(projective)
+            print(f"{skipped:,} of {len(train):,} training sentences are left out: their trees are not projective")
+        return projective, test
+
+    @classmethod
+    def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Sentence]:
+        sentences = read_conllu(path)
+        if labels:
+            for sentence in sentences:
+                check_tree(sentence)
+        return sentences
+
+    @classmethod
+    def vocabulary(cls, args: argparse.Namespace, train: list[Sentence]) -> dict:
+        words = Counter(form.lower() for sentence in train for form in sentence.forms)
+        endings = Counter(ending(form) for sentence in train for form in sentence.forms)
+        return {
+            "words": dict(sorted(words.items())),
+            "endings": sorted(e for e, count in endings.items() if count > 1),
+            "tags": sorted({tag for sentence in train for tag in sentence.tags}),
+            "labels": sorted({str(label) for sentence in train for label in sentence.labels}),
+        }
+
+    def __init__(self, collection: dy.ParameterCollection, args: argparse.Namespace, vocabulary: dict) -> None:
+        super().__init__(collection, args, vocabulary)
+        self.beam, self.explore, self.word_dropout = args.beam, args.explore, args.word_dropout
+        self.one_by_one = args.one_by_one
+        self.counts = vocabulary["words"]
+        self.word_ids, self.ending_ids, self.tag_ids = (
+            {name: number for number, name in enumerate(vocabulary[kind], start=ROOT + 1)}
+            for kind in ("words", "endings", "tags")
+        )
+        self.labels = vocabulary["labels"]
+        self.label_ids = {label: number for number, label in enumerate(self.labels)}
+        sizes = {"words": 100, "endings": 50, "tags": 50}
+        self.words, self.endings, self.tags = (
+            collection.add_lookup_parameters((len(vocabulary[kind]) + ROOT + 1, size), name=kind)
+            for kind, size in sizes.items()
+        )
+        count = len(self.labels)
+        self.actions = [(SHIFT, 0), *((t, label) for t in (LEFT, RIGHT) for label in range(count))]
+        numbers = {(SHIFT,): [0], (LEFT,): range(1, 1 + count), (RIGHT,): range(1 + count, 1 + 2 * count)}
+        numbers |= {(SHIFT, LEFT): range(1 + count), (SHIFT, LEFT, RIGHT): range(1 + 2 * count)}
+        self.allowed = {transitions: np.array(actions) for transitions, actions in numbers.items()}
+        self.features = FEATURES[args.features](collection, sum(sizes.values()), args.hidden, len(self.actions))
+
+    def trainer(self, learning_rate: float) -> dy.Trainer:
+        return dy.AdamTrainer(self.collection, alpha=learning_rate)
+
+    # ---- a sentence --------------------------------------------------------------------------------------------------
+
+    @dy.cell
+    def embed(self, word: int, ending: int, tag: int) -> dy.Expression:
+        return dy.concatenate([self.words[word], self.endings[ending], self.tags[tag]])
+
+    def inputs(self, sentence: Sentence, drop: random.Random | None = None) -> list[dy.Expression]:
+        """A vector for each word, and one for the root behind them."""
+        xs = []
+        for form, tag in zip(sentence.forms, sentence.tags):
+            lower = form.lower()
+            word = self.word_ids.get(lower, UNKNOWN)
+            if drop is not None and drop.random() * (self.word_dropout + self.counts[lower]) < self.word_dropout:
+                word = UNKNOWN
+            xs.append(self.embed(word, self.ending_ids.get(ending(form), UNKNOWN), self.tag_ids.get(tag, UNKNOWN)))
+        return [*xs, self.embed(ROOT, ROOT, ROOT)]
+
+    def error(self, scores: dy.Expression, action: int) -> dy.Expression:
+        return dy.pickneglogsoftmax(scores, action)
+
+    def loss(self, sentence: Sentence) -> dy.Expression:
+        """The errors of one derivation, which goes where the parser goes (Goldberg and Nivre 2013, algorithm 3)."""
+        chance = random.Random(next_key())
+        oracle = Oracle(sentence.heads)
+        labels = [self.label_ids[label] for label in sentence.labels]
+        c, memory = Configuration(len(sentence)), self.features.begin(self.inputs(sentence, chance))
+        errors = []
+        while not c.is_final:
+            scores = self.features.scores(memory, c)
+            right, chosen = self.decide(scores.npvalue(), c, oracle, labels)
+            errors.append(self.error(scores, right))
+            if chosen != right and chance.random() > self.explore:
+                chosen = right
+            transition, label = self.actions[chosen]
+            c, memory = c.take(transition, label), self.features.after(memory, transition, chosen)
+        return dy.esum(errors)
+
+    def decide(self, scores: np.ndarray, c: Configuration, oracle: Oracle, labels: list[int]) -> tuple[int, int]:
+        """The best of the right actions, and the best of all that can be taken."""
+        costs = oracle.costs(c)
+        right = []
+        for transition in [t for t, cost in costs.items() if not cost]:
+            actions = self.allowed[transition,]
+            if transition != SHIFT and c.head_by(transition) == oracle.heads[c.stack[-1]]:
+                right.append(actions[labels[c.stack[-1] - 1]])
+            else:  # SHIFT, or an arc whose word cannot get its head any more: then any label will do
+                right.append(best(scores, actions))
+        return max(right, key=scores.__getitem__), best(scores, self.allowed[tuple(costs)])
+
+    def greedy(self, sentence: Sentence) -> Configuration:
+        """The derivation that takes the best action each time."""
+        c, memory = Configuration(len(sentence)), self.features.begin(self.inputs(sentence))
+        while not c.is_final:
+            action = best(self.features.scores(memory, c).npvalue(), self.allowed[c.legal()])
+            transition, label = self.actions[action]
+            c, memory = c.take(transition, label), self.features.after(memory, transition, action)
+        return c
+
+    def beam_search(self, sentence: Sentence, size: int) -> Configuration:
+        """The best of as many derivations as are kept at a time; each takes as many transitions as the others."""
+        beam = [Derivation(0.0, Configuration(len(sentence)), self.features.begin(self.inputs(sentence)))]
+        while not beam[0].c.is_final:
+            scores = [self.features.scores(memory, c) for _, c, memory in beam]
+            dy.wait(*scores)
+            longer = []
+            for derivation, e in zip(beam, scores):
+                actions = self.allowed[derivation.c.legal()]
+                log_p = log_softmax(e.npvalue()[actions])
+                longer += [(derivation.score + log_p[k], derivation, actions[k]) for k in (-log_p).argsort()[:size]]
+            longer.sort(key=lambda entry: -entry[0])
+            beam = []
+            for score, (_, c, memory), action in longer[:size]:
+                transition, label = self.actions[action]
+                after = self.features.after(memory, transition, action)
+                beam.append(Derivation(score, c.take(transition, label), after))
+        return beam[0].c
+
+    # ---- a minibatch -------------------------------------------------------------------------------------------------
+
+    def each(self, fn: Callable[[Sentence], Any], sentences: list[Sentence]) -> list[Any]:
+        """`dy.map`, or in its place a loop that gives the same results."""
+        if not self.one_by_one:
+            return dy.map(fn, sentences)
+        results = []
+        for number, sentence in enumerate(sentences):
+            with dy.stream(number):
+                results.append(fn(sentence))
+        return results
+
+    def batch_loss(self, sentences: list[Sentence]) -> dy.Expression:
+        return dy.esum(self.each(self.loss, sentences))
+
+    def predict(self, sentences: list[Sentence]) -> list[Sentence]:
+        def parse(sentence: Sentence) -> Sentence:
+            c = self.greedy(sentence) if self.beam == 1 else self.beam_search(sentence, self.beam)
+            heads, labels = c.tree()
+            return sentence.with_tree(heads, [self.labels[label] for label in labels])
+
+        return self.each(parse, sentences)
+
+    def measure(self, sentences: list[Sentence], predictions: list[Sentence]) -> dict[str, float]:
+        return attachment(sentences, predictions)
+
+    def write(self, sentences: list[Sentence], predictions: list[Sentence]) -> Iterator[str]:
+        return written(predictions)
+
+
+def best(scores: np.ndarray, actions: np.ndarray) -> int:
+    """The one of these actions that scores most."""
+    return int(actions[scores[actions].argmax()])
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Log probabilities."""
+    shifted = scores - scores.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def ending(form: str) -> str:
+    """What an unknown word is known by: its last letters, and whether it begins with a capital."""
+    return form[-3:].lower() + ("^" if form[:1].isupper() else "")
+
+
+def attachment(gold: Sequence[Sentence], parsed: Sequence[Sentence]) -> dict[str, float]:
+    """The shares of all words, punctuation too, that have the right head (uas), and the right label too (las)."""
+    words = heads = both = 0
+    for sentence, found in zip(gold, parsed, strict=True):
+        words += len(sentence)
+        right = [a == b for a, b in zip(sentence.heads, found.heads, strict=True)]
+        heads += sum(right)
+        both += sum(r and a == b for r, a, b in zip(right, sentence.labels, found.labels, strict=True))
+    return {"uas": heads / words, "las": both / words}
+
+
+def treebank_files(folder: Path) -> tuple[Path, Path]:
+    """The files to train on and to measure on: ``train.conllu`` and ``dev.conllu``, else ``dev.conllu`` and
+    ``test.conllu``."""
+    if (folder / "train.conllu").exists():
+        return folder / "train.conllu", folder / "dev.conllu"
+    return folder / "dev.conllu", folder / "test.conllu"
+
+
+if __name__ == "__main__":
+    sys.exit(training.main(Parser))
