@@ -14,7 +14,7 @@ import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -184,6 +184,7 @@ class Parser(training.Task):
     unit = "sentences"
     metric = "las"
     shape_flags = ("hidden", "features")
+    maps = True
     demo: ClassVar = {"hidden": 64, "epochs": 3, "time_limit": 75.0}
 
     @staticmethod
@@ -206,7 +207,6 @@ class Parser(training.Task):
             metavar="A",
             help="a word seen n times in training is unknown at the rate A / (A + n) (default: %(default)s)",
         )
-        add("--one-by-one", action="store_true", help="a plain loop over the sentences, without dy.map")
 
     @classmethod
     def data(cls, args: argparse.Namespace) -> tuple[list[Sentence], list[Sentence]]:
@@ -243,7 +243,6 @@ class Parser(training.Task):
     def __init__(self, collection: dy.ParameterCollection, args: argparse.Namespace, vocabulary: dict) -> None:
         super().__init__(collection, args, vocabulary)
         self.beam, self.explore, self.word_dropout = args.beam, args.explore, args.word_dropout
-        self.one_by_one = args.one_by_one
         self.counts = vocabulary["words"]
         self.word_ids, self.ending_ids, self.tag_ids = (
             {name: number for number, name in enumerate(vocabulary[kind], start=ROOT + 1)}
@@ -344,16 +343,6 @@ class Parser(training.Task):
         return beam[0].c
 
     # ---- a minibatch -------------------------------------------------------------------------------------------------
-
-    def each(self, fn: Callable[[Sentence], Any], sentences: list[Sentence]) -> list[Any]:
-        """`dy.map`, or in its place a loop that gives the same results."""
-        if not self.one_by_one:
-            return dy.map(fn, sentences)
-        results = []
-        for number, sentence in enumerate(sentences):
-            with dy.stream(number):
-                results.append(fn(sentence))
-        return results
 
     def batch_loss(self, sentences: list[Sentence]) -> dy.Expression:
         return dy.esum(self.each(self.loss, sentences))
