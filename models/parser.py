@@ -1,11 +1,9 @@
 """A transition-based dependency parser: it reads a sentence from left to right and decides arc by arc.
 
-The transitions are in `models/arc_hybrid.py`. What a choice is made from is either a BiLSTM's view of a few words
-(Eliyahu Kiperwasser, Yoav Goldberg: "Simple and Accurate Dependency Parsing Using Bidirectional LSTM Feature
-Representations", TACL 2016) or LSTMs over the whole stack, buffer and history (Chris Dyer, Miguel Ballesteros, Wang
-Ling, Austin Matthews, Noah Smith: "Transition-Based Dependency Parsing with Stack Long Short-Term Memory", ACL 2015).
-Training follows the parser's own choices, right or wrong. So nothing can be computed before the choice before it is
-known; the model is written for one sentence all the same, and `dy.map` batches.
+Training follows the parser's own choices, right or wrong (Yoav Goldberg, Joakim Nivre: "Training Deterministic Parsers
+with Non-Deterministic Oracles", TACL 2013), so nothing behind a choice can be computed before that is made. The model
+is written for one sentence all the same, and `dy.map` batches. The transitions are in `models/arc_hybrid.py`, what a
+choice is made from in `models/parser_features.py`, the format of the files in `models/conllu.py`.
 """
 
 from __future__ import annotations
@@ -21,144 +19,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 import dynbatch as dy
+from dynbatch.errors import FileFormatError
 from dynbatch.graph import next_key
 from models import training
 from models.arc_hybrid import LEFT, RIGHT, SHIFT, Configuration, Oracle, is_projective
 from models.conllu import Sentence, check_tree, read_conllu, written
+from models.parser_features import BiLSTMFeatures, StackLSTMFeatures
 from models.treebank import generated_treebank
 
 UNKNOWN, ROOT = range(2)
 """The first numbers of words, endings and tags."""
-
-
-class BiLSTMFeatures:
-    """Kiperwasser and Goldberg: scores from the three topmost words of the stack and the front of the buffer.
-
-    Each word is a vector v of a BiLSTM, so that it knows the whole sentence. Of ``W [v_s2; v_s1; v_s0; v_b]`` the four
-    parts are computed once a word, not once a transition.
-    """
-
-    def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
-        self.bilstm = dy.BiRNNBuilder(2, inputs, hidden, collection, dy.VanillaLSTMBuilder)
-        self.W_s2, self.W_s1, self.W_s0, self.W_b = (
-            collection.add_parameters((hidden, hidden), name=f"W_{slot}") for slot in ("s2", "s1", "s0", "b")
-        )
-        self.absent = collection.add_lookup_parameters((3, hidden), name="absent")  # parts where the stack is shorter
-        self.bias = collection.add_parameters(hidden, init=0, name="bias")
-        self.W_2 = collection.add_parameters((actions, hidden), name="W_2")
-        self.b_2 = collection.add_parameters(actions, init=0, name="b_2")
-
-    @dy.cell
-    def parts(self, v: dy.Expression) -> tuple[dy.Expression, ...]:
-        """What a word adds to the hidden layer as s2, s1, s0 and b."""
-        return self.W_s2 * v, self.W_s1 * v, self.W_s0 * v, self.W_b * v
-
-    @dy.cell
-    def score(self, s2: dy.Expression, s1: dy.Expression, s0: dy.Expression, b: dy.Expression) -> dy.Expression:
-        return dy.affine_transform([self.b_2, self.W_2, dy.tanh(s2 + s1 + s0 + b + self.bias)])
-
-    def begin(self, xs: list[dy.Expression]) -> list[tuple[dy.Expression, ...]]:
-        """The parts of every word, the root's first; those of no word last."""
-        *words, root = map(self.parts, self.bilstm.transduce(xs))
-        memory = [root, *words, tuple(self.absent[k] for k in range(3))]
-        dy.wait(*[part for parts in memory for part in parts])
-        return memory
-
-    def scores(self, memory: list[tuple[dy.Expression, ...]], c: Configuration) -> dy.Expression:
-        s2, s1, s0 = (-1, -1, -1, *c.stack)[-3:]
-        return self.score(memory[s2][0], memory[s1][1], memory[s0][2], memory[c.front_word][3])
-
-    def after(self, memory: Any, transition: int, action: int) -> Any:
-        """What is remembered after a transition: nothing else."""
-        return memory
-
-
-class Element(NamedTuple):
-    """The top of a stack of vectors that an LSTM has read from the bottom. It never changes, and what is popped stays
-    in use for whoever else holds it."""
-
-    vector: dy.Expression
-    state: dy.RNNState
-    beneath: Element | None
-
-
-class Reading(NamedTuple):
-    """What `StackLSTMFeatures` remember of a derivation."""
-
-    stack: Element
-    buffer: Element
-    history: dy.RNNState
-
-
-class StackLSTMFeatures:
-    """Dyer et al.: scores from LSTMs that have read the stack, the buffer and the transitions so far.
-
-    A state of an LSTM is a value, so popping means going on from an earlier one. A word with its dependents is one
-    vector, composed as they are attached.
-    """
-
-    def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
-        self.stack, self.buffer, self.history = (dy.VanillaLSTMBuilder(1, hidden, hidden, collection) for _ in range(3))
-        self.bottoms = collection.add_lookup_parameters((3, hidden), name="bottoms")  # what each reads first
-        self.actions = collection.add_lookup_parameters((actions, hidden), name="actions")
-        self.relations = collection.add_lookup_parameters((actions, hidden), name="relations")
-        self.V = collection.add_parameters((hidden, inputs), name="V")
-        self.b = collection.add_parameters(hidden, init=0, name="b")
-        self.U_h, self.U_d, self.U_r = (collection.add_parameters((hidden, hidden), name=f"U_{k}") for k in "hdr")
-        self.e = collection.add_parameters(hidden, init=0, name="e")
-        self.W_s, self.W_b, self.W_a = (collection.add_parameters((hidden, hidden), name=f"W_{k}") for k in "sba")
-        self.d = collection.add_parameters(hidden, init=0, name="d")
-        self.G = collection.add_parameters((actions, hidden), name="G")
-        self.q = collection.add_parameters(actions, init=0, name="q")
-
-    @dy.cell
-    def word(self, x: dy.Expression) -> dy.Expression:
-        return dy.rectify(dy.affine_transform([self.b, self.V, x]))  # section 3.3
-
-    @dy.cell
-    def compose(self, head: dy.Expression, dependent: dy.Expression, action: int) -> dy.Expression:
-        """The head's vector with one more dependent; the action says by which relation, and on which side."""
-        r = self.relations[action]
-        return dy.tanh(dy.affine_transform([self.e, self.U_h, head, self.U_d, dependent, self.U_r, r]))  # section 3.4
-
-    @dy.cell
-    def score(self, s: dy.Expression, b: dy.Expression, a: dy.Expression) -> dy.Expression:
-        p = dy.rectify(dy.affine_transform([self.d, self.W_s, s, self.W_b, b, self.W_a, a]))  # (1)
-        return dy.affine_transform([self.q, self.G, p])
-
-    def begin(self, xs: list[dy.Expression]) -> Reading:
-        """An empty stack, and a buffer that was read from its end."""
-        stack, buffer, history = (
-            builder.initial_state().add_input(self.bottoms[k])
-            for k, builder in enumerate((self.stack, self.buffer, self.history))
-        )
-        rest = Element(self.bottoms[1], buffer, None)
-        for x in reversed(xs):
-            rest = pushed(rest, self.word(x))
-        return Reading(Element(self.bottoms[0], stack, None), rest, history)
-
-    def scores(self, reading: Reading, c: Configuration) -> dy.Expression:
-        stack, buffer, history = reading
-        return self.score(stack.state.output(), buffer.state.output(), history.output())
-
-    def after(self, reading: Reading, transition: int, action: int) -> Reading:
-        """What is remembered after a transition was taken."""
-        stack, buffer, history = reading
-        if transition == SHIFT:
-            stack, buffer = pushed(stack, buffer.vector), buffer.beneath
-        elif transition == LEFT:
-            buffer = pushed(buffer.beneath, self.compose(buffer.vector, stack.vector, action))
-            stack = stack.beneath
-        else:
-            head = stack.beneath
-            stack = pushed(head.beneath, self.compose(head.vector, stack.vector, action))
-        return Reading(stack, buffer, history.add_input(self.actions[action]))
-
-
-def pushed(top: Element, vector: dy.Expression) -> Element:
-    """A stack with one more element."""
-    return Element(vector, top.state.add_input(vector), top)
-
 
 FEATURES = {"bilstm": BiLSTMFeatures, "stack": StackLSTMFeatures}
 
@@ -219,6 +89,8 @@ class Parser(training.Task):
         if len(projective) < len(train):
             skipped = len(train) - len(projective)
             print(f"{skipped:,} of {len(train):,} training sentences are left out: their trees are not projective")
+        if not projective:
+            raise FileFormatError(f"{train[0].place}: no tree from here on is projective, so there is none to train on")
         return projective, test
 
     @classmethod
@@ -277,7 +149,7 @@ class Parser(training.Task):
         for form, tag in zip(sentence.forms, sentence.tags):
             lower = form.lower()
             word = self.word_ids.get(lower, UNKNOWN)
-            if drop is not None and drop.random() * (self.word_dropout + self.counts[lower]) < self.word_dropout:
+            if drop is not None and drop.random() * (self.word_dropout + self.counts.get(lower, 0)) < self.word_dropout:
                 word = UNKNOWN
             xs.append(self.embed(word, self.ending_ids.get(ending(form), UNKNOWN), self.tag_ids.get(tag, UNKNOWN)))
         return [*xs, self.embed(ROOT, ROOT, ROOT)]
@@ -289,7 +161,7 @@ class Parser(training.Task):
         """The errors of one derivation, which goes where the parser goes (Goldberg and Nivre 2013, algorithm 3)."""
         chance = random.Random(next_key())
         oracle = Oracle(sentence.heads)
-        labels = [self.label_ids[label] for label in sentence.labels]
+        labels = self.label_numbers(sentence)
         c, memory = Configuration(len(sentence)), self.features.begin(self.inputs(sentence, chance))
         errors = []
         while not c.is_final:
@@ -301,6 +173,12 @@ class Parser(training.Task):
             transition, label = self.actions[chosen]
             c, memory = c.take(transition, label), self.features.after(memory, transition, chosen)
         return dy.esum(errors)
+
+    def label_numbers(self, sentence: Sentence) -> list[int]:
+        unknown = next((label for label in sentence.labels if label not in self.label_ids), None)
+        if unknown is not None:
+            raise FileFormatError(f"{sentence.place}: the model was saved without the label {unknown}")
+        return [self.label_ids[label] for label in sentence.labels]
 
     def decide(self, scores: np.ndarray, c: Configuration, oracle: Oracle, labels: list[int]) -> tuple[int, int]:
         """The best of the right actions, and the best of all that can be taken."""

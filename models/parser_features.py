@@ -1,0 +1,150 @@
+"""What a transition-based parser decides from: two ways to score the actions that it can take.
+
+Eliyahu Kiperwasser, Yoav Goldberg: "Simple and Accurate Dependency Parsing Using Bidirectional LSTM Feature
+Representations", TACL 2016. Chris Dyer, Miguel Ballesteros, Wang Ling, Austin Matthews, Noah Smith: "Transition-Based
+Dependency Parsing with Stack Long Short-Term Memory", ACL 2015.
+
+Both have three methods. ``begin`` takes the vectors of a sentence's words, the root's last, and gives what there is to
+remember before the first transition. ``scores`` is of what is remembered and the configuration; ``after`` is what is
+remembered after an action.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import dynbatch as dy
+from models.arc_hybrid import LEFT, SHIFT, Configuration
+
+WordParts = tuple[dy.Expression, ...]
+"""What a word adds to the hidden layer in each place that it can have."""
+
+
+class BiLSTMFeatures:
+    """Kiperwasser and Goldberg: scores from the three topmost words of the stack and the front of the buffer.
+
+    Each word is a vector v of a BiLSTM, so that it knows the whole sentence. Of ``W [v_s2; v_s1; v_s0; v_b]`` the four
+    parts are computed once a word, not once a transition.
+    """
+
+    def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
+        self.bilstm = dy.BiRNNBuilder(2, inputs, hidden, collection, dy.VanillaLSTMBuilder)
+        self.W_s2, self.W_s1, self.W_s0, self.W_b = (
+            collection.add_parameters((hidden, hidden), name=f"W_{slot}") for slot in ("s2", "s1", "s0", "b")
+        )
+        self.absent = collection.add_lookup_parameters((3, hidden), name="absent")  # parts where the stack is shorter
+        self.bias = collection.add_parameters(hidden, init=0, name="bias")
+        self.W_2 = collection.add_parameters((actions, hidden), name="W_2")
+        self.b_2 = collection.add_parameters(actions, init=0, name="b_2")
+
+    @dy.cell
+    def parts(self, v: dy.Expression) -> WordParts:
+        """What a word adds to the hidden layer as s2, s1, s0 and b."""
+        return self.W_s2 * v, self.W_s1 * v, self.W_s0 * v, self.W_b * v
+
+    @dy.cell
+    def score(self, s2: dy.Expression, s1: dy.Expression, s0: dy.Expression, b: dy.Expression) -> dy.Expression:
+        return dy.affine_transform([self.b_2, self.W_2, dy.tanh(s2 + s1 + s0 + b + self.bias)])
+
+    def begin(self, xs: list[dy.Expression]) -> list[WordParts]:
+        """The parts of every word, the root's first; those of no word last."""
+        *words, root = map(self.parts, self.bilstm.transduce(xs))
+        memory = [root, *words, tuple(self.absent[k] for k in range(3))]
+        dy.wait(*[part for parts in memory for part in parts])
+        return memory
+
+    def scores(self, memory: list[WordParts], c: Configuration) -> dy.Expression:
+        s2, s1, s0 = (-1, -1, -1, *c.stack)[-3:]
+        return self.score(memory[s2][0], memory[s1][1], memory[s0][2], memory[c.front_word][3])
+
+    def after(self, memory: list[WordParts], transition: int, action: int) -> list[WordParts]:
+        return memory
+
+
+class Element(NamedTuple):
+    """The top of a stack of vectors that an LSTM has read from the bottom. It never changes, and what is popped stays
+    in use for whoever else holds it."""
+
+    vector: dy.Expression
+    state: dy.RNNState
+    beneath: Element | None
+
+
+class Reading(NamedTuple):
+    """What `StackLSTMFeatures` remember of a derivation."""
+
+    stack: Element
+    buffer: Element
+    history: dy.RNNState
+
+
+class StackLSTMFeatures:
+    """Dyer et al.: scores from LSTMs that have read the stack, the buffer and the transitions so far.
+
+    A state of an LSTM is a value, so popping means going on from an earlier one. A word with its dependents is one
+    vector, composed as they are attached.
+    """
+
+    def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
+        self.stack, self.buffer, self.history = (dy.VanillaLSTMBuilder(1, hidden, hidden, collection) for _ in range(3))
+        self.bottoms = collection.add_lookup_parameters((3, hidden), name="bottoms")  # what each reads first
+        self.actions = collection.add_lookup_parameters((actions, hidden), name="actions")
+        self.relations = collection.add_lookup_parameters((actions, hidden), name="relations")
+        self.V = collection.add_parameters((hidden, inputs), name="V")
+        self.b = collection.add_parameters(hidden, init=0, name="b")
+        self.U_h, self.U_d, self.U_r = (collection.add_parameters((hidden, hidden), name=f"U_{k}") for k in "hdr")
+        self.e = collection.add_parameters(hidden, init=0, name="e")
+        self.W_s, self.W_b, self.W_a = (collection.add_parameters((hidden, hidden), name=f"W_{k}") for k in "sba")
+        self.d = collection.add_parameters(hidden, init=0, name="d")
+        self.G = collection.add_parameters((actions, hidden), name="G")
+        self.q = collection.add_parameters(actions, init=0, name="q")
+
+    @dy.cell
+    def word(self, x: dy.Expression) -> dy.Expression:
+        return dy.rectify(dy.affine_transform([self.b, self.V, x]))  # section 3.3
+
+    @dy.cell
+    def compose(self, head: dy.Expression, dependent: dy.Expression, action: int) -> dy.Expression:
+        """The head's vector with one more dependent; the action says by which relation, and on which side."""
+        r = self.relations[action]
+        return dy.tanh(dy.affine_transform([self.e, self.U_h, head, self.U_d, dependent, self.U_r, r]))  # section 3.4
+
+    @dy.cell
+    def score(self, s: dy.Expression, b: dy.Expression, a: dy.Expression) -> dy.Expression:
+        p = dy.rectify(dy.affine_transform([self.d, self.W_s, s, self.W_b, b, self.W_a, a]))  # (1)
+        return dy.affine_transform([self.q, self.G, p])
+
+    def begin(self, xs: list[dy.Expression]) -> Reading:
+        """An empty stack, and a buffer that was read from its end."""
+        stack, buffer, history = (
+            builder.initial_state().add_input(self.bottoms[k])
+            for k, builder in enumerate((self.stack, self.buffer, self.history))
+        )
+        rest = Element(self.bottoms[1], buffer, None)
+        for x in reversed(xs):
+            rest = pushed(rest, self.word(x))
+        return Reading(Element(self.bottoms[0], stack, None), rest, history)
+
+    def scores(self, reading: Reading, c: Configuration) -> dy.Expression:
+        stack, buffer, history = reading
+        return self.score(stack.state.output(), buffer.state.output(), history.output())
+
+    def after(self, reading: Reading, transition: int, action: int) -> Reading:
+        stack, buffer, history = reading
+        if transition == SHIFT:
+            stack, buffer = pushed(stack, buffer.vector), buffer.beneath
+        elif transition == LEFT:
+            buffer = pushed(buffer.beneath, self.compose(buffer.vector, stack.vector, action))
+            stack = stack.beneath
+        else:
+            head = stack.beneath
+            stack = pushed(head.beneath, self.compose(head.vector, stack.vector, action))
+        return Reading(stack, buffer, history.add_input(self.actions[action]))
+
+
+def pushed(top: Element, vector: dy.Expression) -> Element:
+    """A stack with one more element."""
+    return Element(vector, top.state.add_input(vector), top)
+
+
+FEATURES = {"bilstm": BiLSTMFeatures, "stack": StackLSTMFeatures}
