@@ -59,7 +59,7 @@ class Parser(training.Task):
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.set_defaults(learning_rate=0.002, batch_size=16)
+        parser.set_defaults(learning_rate=0.002, batch_size=32)
         add = parser.add_argument
         add("--features", choices=tuple(FEATURES), default="bilstm", help="what to decide from (default: %(default)s)")
         add("--beam", type=training.positive, default=1, metavar="N", help="derivations to keep (default: %(default)s)")

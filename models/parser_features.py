@@ -19,6 +19,9 @@ from models.arc_hybrid import LEFT, SHIFT, Configuration
 WordParts = tuple[dy.Expression, ...]
 """What a word adds to the hidden layer in each place that it can have."""
 
+State = tuple[dy.Expression, dy.Expression]
+"""c and h of an LSTM."""
+
 
 class BiLSTMFeatures:
     """Kiperwasser and Goldberg: scores from the three topmost words of the stack and the front of the buffer.
@@ -28,9 +31,9 @@ class BiLSTMFeatures:
     """
 
     def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
-        self.bilstm = dy.BiRNNBuilder(2, inputs, hidden, collection, dy.VanillaLSTMBuilder)
+        self.bilstm = dy.BiRNNBuilder(2, inputs, 2 * hidden, collection, dy.VanillaLSTMBuilder)
         self.W_s2, self.W_s1, self.W_s0, self.W_b = (
-            collection.add_parameters((hidden, hidden), name=f"W_{slot}") for slot in ("s2", "s1", "s0", "b")
+            collection.add_parameters((hidden, 2 * hidden), name=f"W_{slot}") for slot in ("s2", "s1", "s0", "b")
         )
         self.absent = collection.add_lookup_parameters((3, hidden), name="absent")  # parts where the stack is shorter
         self.bias = collection.add_parameters(hidden, init=0, name="bias")
@@ -62,11 +65,13 @@ class BiLSTMFeatures:
 
 
 class Element(NamedTuple):
-    """The top of a stack of vectors that an LSTM has read from the bottom. It never changes, and what is popped stays
-    in use for whoever else holds it."""
+    """The top of a stack of vectors that an LSTM has read from the bottom.
 
-    vector: dy.Expression
-    state: dy.RNNState
+    It never changes, and what is popped stays with whoever else has it.
+    """
+
+    vector: dy.Expression | None  # None at the bottom
+    state: State
     beneath: Element | None
 
 
@@ -75,14 +80,14 @@ class Reading(NamedTuple):
 
     stack: Element
     buffer: Element
-    history: dy.RNNState
+    history: State
 
 
 class StackLSTMFeatures:
-    """Dyer et al.: scores from LSTMs that have read the stack, the buffer and the transitions so far.
+    """Dyer et al.: scores from LSTMs that have read the stack, the buffer and the actions so far.
 
     A state of an LSTM is a value, so popping means going on from an earlier one. A word with its dependents is one
-    vector, composed as they are attached.
+    vector, composed as they are attached. All that an action changes is computed in one cell.
     """
 
     def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
@@ -99,15 +104,34 @@ class StackLSTMFeatures:
         self.G = collection.add_parameters((actions, hidden), name="G")
         self.q = collection.add_parameters(actions, init=0, name="q")
 
-    @dy.cell
-    def word(self, x: dy.Expression) -> dy.Expression:
-        return dy.rectify(dy.affine_transform([self.b, self.V, x]))  # section 3.3
-
-    @dy.cell
-    def compose(self, head: dy.Expression, dependent: dy.Expression, action: int) -> dy.Expression:
+    def composed(self, head: dy.Expression, dependent: dy.Expression, action: int) -> dy.Expression:
         """The head's vector with one more dependent; the action says by which relation, and on which side."""
         r = self.relations[action]
         return dy.tanh(dy.affine_transform([self.e, self.U_h, head, self.U_d, dependent, self.U_r, r]))  # section 3.4
+
+    @dy.cell
+    def read_word(self, x: dy.Expression, buffer: State) -> tuple[dy.Expression, ...]:
+        """The word's vector, and the buffer with it at the front."""
+        vector = dy.rectify(dy.affine_transform([self.b, self.V, x]))  # section 3.3
+        return vector, *read(self.buffer, buffer, vector)
+
+    @dy.cell
+    def shift(self, word: dy.Expression, stack: State, history: State, action: int) -> tuple[dy.Expression, ...]:
+        return *read(self.stack, stack, word), *read(self.history, history, self.actions[action])
+
+    @dy.cell
+    def left(
+        self, head: dy.Expression, dependent: dy.Expression, buffer: State, history: State, action: int
+    ) -> tuple[dy.Expression, ...]:
+        vector = self.composed(head, dependent, action)
+        return vector, *read(self.buffer, buffer, vector), *read(self.history, history, self.actions[action])
+
+    @dy.cell
+    def right(
+        self, head: dy.Expression, dependent: dy.Expression, stack: State, history: State, action: int
+    ) -> tuple[dy.Expression, ...]:
+        vector = self.composed(head, dependent, action)
+        return vector, *read(self.stack, stack, vector), *read(self.history, history, self.actions[action])
 
     @dy.cell
     def score(self, s: dy.Expression, b: dy.Expression, a: dy.Expression) -> dy.Expression:
@@ -116,35 +140,31 @@ class StackLSTMFeatures:
 
     def begin(self, xs: list[dy.Expression]) -> Reading:
         """An empty stack, and a buffer that was read from its end."""
-        stack, buffer, history = (
-            builder.initial_state().add_input(self.bottoms[k])
-            for k, builder in enumerate((self.stack, self.buffer, self.history))
-        )
-        rest = Element(self.bottoms[1], buffer, None)
+        lstms = self.stack, self.buffer, self.history
+        states = [lstm.initial_state().add_input(self.bottoms[k]).s() for k, lstm in enumerate(lstms)]
+        stack, buffer = (Element(None, state, None) for state in states[:2])
         for x in reversed(xs):
-            rest = pushed(rest, self.word(x))
-        return Reading(Element(self.bottoms[0], stack, None), rest, history)
+            vector, *state = self.read_word(x, buffer.state)
+            buffer = Element(vector, tuple(state), buffer)
+        return Reading(stack, buffer, states[2])
 
     def scores(self, reading: Reading, c: Configuration) -> dy.Expression:
-        stack, buffer, history = reading
-        return self.score(stack.state.output(), buffer.state.output(), history.output())
+        stack, buffer, (_, a) = reading
+        return self.score(stack.state[1], buffer.state[1], a)
 
     def after(self, reading: Reading, transition: int, action: int) -> Reading:
         stack, buffer, history = reading
         if transition == SHIFT:
-            stack, buffer = pushed(stack, buffer.vector), buffer.beneath
-        elif transition == LEFT:
-            buffer = pushed(buffer.beneath, self.compose(buffer.vector, stack.vector, action))
-            stack = stack.beneath
-        else:
-            head = stack.beneath
-            stack = pushed(head.beneath, self.compose(head.vector, stack.vector, action))
-        return Reading(stack, buffer, history.add_input(self.actions[action]))
+            *state, c, h = self.shift(buffer.vector, stack.state, history, action)
+            return Reading(Element(buffer.vector, tuple(state), stack), buffer.beneath, (c, h))
+        if transition == LEFT:
+            vector, *state, c, h = self.left(buffer.vector, stack.vector, buffer.beneath.state, history, action)
+            return Reading(stack.beneath, Element(vector, tuple(state), buffer.beneath), (c, h))
+        head = stack.beneath
+        vector, *state, c, h = self.right(head.vector, stack.vector, head.beneath.state, history, action)
+        return Reading(Element(vector, tuple(state), head.beneath), buffer, (c, h))
 
 
-def pushed(top: Element, vector: dy.Expression) -> Element:
-    """A stack with one more element."""
-    return Element(vector, top.state.add_input(vector), top)
-
-
-FEATURES = {"bilstm": BiLSTMFeatures, "stack": StackLSTMFeatures}
+def read(lstm: dy.VanillaLSTMBuilder, state: State, x: dy.Expression) -> State:
+    """The state of an LSTM after one more input."""
+    return lstm.initial_state(state).add_input(x).s()
