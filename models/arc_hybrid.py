@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 SHIFT, LEFT, RIGHT = range(3)
 """The transitions. With s the top of the stack and b the front of the buffer: SHIFT pushes b, LEFT makes b the head of
 s and pops it, RIGHT makes what is beneath s its head and pops it."""
@@ -128,6 +130,39 @@ class Oracle:
 
     def _dependents_in_buffer(self, word: int, c: Configuration) -> int:
         return sum(dependent >= c.front for dependent in self.dependents[word])
+
+
+class Actions:
+    """Transitions with labels, each with a number, by which a parser scores them: SHIFT, then all LEFT, then all RIGHT.
+
+    Attributes:
+        table: of each number the transition and the label.
+        numbers: of each set of legal transitions the numbers, in order.
+    """
+
+    def __init__(self, labels: int) -> None:
+        self.table = [(SHIFT, 0), *((transition, label) for transition in (LEFT, RIGHT) for label in range(labels))]
+        sets = [(SHIFT,), (LEFT,), (RIGHT,), (SHIFT, LEFT), (SHIFT, LEFT, RIGHT)]
+        self.numbers = {
+            legal: np.array([number for number, (transition, _) in enumerate(self.table) if transition in legal])
+            for legal in sets
+        }
+
+    def best(self, scores: np.ndarray, transitions: tuple[int, ...]) -> int:
+        """The number of the best action with one of these transitions."""
+        numbers = self.numbers[transitions]
+        return int(numbers[scores[numbers].argmax()])
+
+    def decide(self, scores: np.ndarray, c: Configuration, oracle: Oracle, labels: Sequence[int]) -> tuple[int, int]:
+        """The best of the actions that cost nothing, given the tree's labels too, and the best of all legal ones."""
+        costs = oracle.costs(c)
+        right = []
+        for transition in [t for t, cost in costs.items() if not cost]:
+            if transition != SHIFT and c.head_by(transition) == oracle.heads[c.stack[-1]]:
+                right.append(self.numbers[transition,][labels[c.stack[-1] - 1]])
+            else:  # SHIFT, or an arc whose word cannot get its head any more: then any label will do
+                right.append(self.best(scores, (transition,)))
+        return int(max(right, key=scores.__getitem__)), self.best(scores, tuple(costs))
 
 
 def is_projective(heads: Sequence[int]) -> bool:

@@ -22,7 +22,7 @@ import dynbatch as dy
 from dynbatch.errors import FileFormatError
 from dynbatch.graph import next_key
 from models import training
-from models.arc_hybrid import LEFT, RIGHT, SHIFT, Configuration, Oracle, is_projective
+from models.arc_hybrid import Actions, Configuration, Oracle, is_projective
 from models.conllu import Sentence, check_tree, read_conllu, written
 from models.parser_features import BiLSTMFeatures, StackLSTMFeatures
 from models.treebank import generated_treebank
@@ -127,12 +127,8 @@ class Parser(training.Task):
             collection.add_lookup_parameters((len(vocabulary[kind]) + ROOT + 1, size), name=kind)
             for kind, size in sizes.items()
         )
-        count = len(self.labels)
-        self.actions = [(SHIFT, 0), *((t, label) for t in (LEFT, RIGHT) for label in range(count))]
-        numbers = {(SHIFT,): [0], (LEFT,): range(1, 1 + count), (RIGHT,): range(1 + count, 1 + 2 * count)}
-        numbers |= {(SHIFT, LEFT): range(1 + count), (SHIFT, LEFT, RIGHT): range(1 + 2 * count)}
-        self.allowed = {transitions: np.array(actions) for transitions, actions in numbers.items()}
-        self.features = FEATURES[args.features](collection, sum(sizes.values()), args.hidden, len(self.actions))
+        self.actions = Actions(len(self.labels))
+        self.features = FEATURES[args.features](collection, sum(sizes.values()), args.hidden, len(self.actions.table))
 
     def trainer(self, learning_rate: float) -> dy.Trainer:
         return dy.AdamTrainer(self.collection, alpha=learning_rate)
@@ -166,11 +162,11 @@ class Parser(training.Task):
         errors = []
         while not c.is_final:
             scores = self.features.scores(memory, c)
-            right, chosen = self.decide(scores.npvalue(), c, oracle, labels)
+            right, chosen = self.actions.decide(scores.npvalue(), c, oracle, labels)
             errors.append(self.error(scores, right))
             if chosen != right and chance.random() > self.explore:
                 chosen = right
-            transition, label = self.actions[chosen]
+            transition, label = self.actions.table[chosen]
             c, memory = c.take(transition, label), self.features.after(memory, transition, chosen)
         return dy.esum(errors)
 
@@ -180,24 +176,12 @@ class Parser(training.Task):
             raise FileFormatError(f"{sentence.place}: the model was saved without the label {unknown}")
         return [self.label_ids[label] for label in sentence.labels]
 
-    def decide(self, scores: np.ndarray, c: Configuration, oracle: Oracle, labels: list[int]) -> tuple[int, int]:
-        """The best of the right actions, and the best of all that can be taken."""
-        costs = oracle.costs(c)
-        right = []
-        for transition in [t for t, cost in costs.items() if not cost]:
-            actions = self.allowed[transition,]
-            if transition != SHIFT and c.head_by(transition) == oracle.heads[c.stack[-1]]:
-                right.append(actions[labels[c.stack[-1] - 1]])
-            else:  # SHIFT, or an arc whose word cannot get its head any more: then any label will do
-                right.append(best(scores, actions))
-        return max(right, key=scores.__getitem__), best(scores, self.allowed[tuple(costs)])
-
     def greedy(self, sentence: Sentence) -> Configuration:
         """The derivation that takes the best action each time."""
         c, memory = Configuration(len(sentence)), self.features.begin(self.inputs(sentence))
         while not c.is_final:
-            action = best(self.features.scores(memory, c).npvalue(), self.allowed[c.legal()])
-            transition, label = self.actions[action]
+            action = self.actions.best(self.features.scores(memory, c).npvalue(), c.legal())
+            transition, label = self.actions.table[action]
             c, memory = c.take(transition, label), self.features.after(memory, transition, action)
         return c
 
@@ -209,13 +193,13 @@ class Parser(training.Task):
             dy.wait(*scores)
             longer = []
             for derivation, e in zip(beam, scores):
-                actions = self.allowed[derivation.c.legal()]
+                actions = self.actions.numbers[derivation.c.legal()]
                 log_p = log_softmax(e.npvalue()[actions])
                 longer += [(derivation.score + log_p[k], derivation, actions[k]) for k in (-log_p).argsort()[:size]]
             longer.sort(key=lambda entry: -entry[0])
             beam = []
             for score, (_, c, memory), action in longer[:size]:
-                transition, label = self.actions[action]
+                transition, label = self.actions.table[action]
                 after = self.features.after(memory, transition, action)
                 beam.append(Derivation(score, c.take(transition, label), after))
         return beam[0].c
@@ -238,11 +222,6 @@ class Parser(training.Task):
 
     def write(self, sentences: list[Sentence], predictions: list[Sentence]) -> Iterator[str]:
         return written(predictions)
-
-
-def best(scores: np.ndarray, actions: np.ndarray) -> int:
-    """The one of these actions that scores most."""
-    return int(actions[scores[actions].argmax()])
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:

@@ -19,6 +19,9 @@ from models.arc_hybrid import LEFT, SHIFT, Configuration
 WordParts = tuple[dy.Expression, ...]
 """What a word adds to the hidden layer in each place that it can have."""
 
+ACTION_SIZE = 32
+"""Of the vectors of actions and relations: little has to be said of them, and each transition reads one of each."""
+
 State = tuple[dy.Expression, dy.Expression]
 """c and h of an LSTM."""
 
@@ -91,13 +94,16 @@ class StackLSTMFeatures:
     """
 
     def __init__(self, collection: dy.ParameterCollection, inputs: int, hidden: int, actions: int) -> None:
-        self.stack, self.buffer, self.history = (dy.VanillaLSTMBuilder(1, hidden, hidden, collection) for _ in range(3))
-        self.bottoms = collection.add_lookup_parameters((3, hidden), name="bottoms")  # what each reads first
-        self.actions = collection.add_lookup_parameters((actions, hidden), name="actions")
-        self.relations = collection.add_lookup_parameters((actions, hidden), name="relations")
+        self.stack, self.buffer = (dy.VanillaLSTMBuilder(1, hidden, hidden, collection) for _ in range(2))
+        self.history = dy.VanillaLSTMBuilder(1, ACTION_SIZE, hidden, collection)
+        self.bottoms = collection.add_lookup_parameters((2, hidden), name="bottoms")  # what the first two read first
+        self.start = collection.add_lookup_parameters((1, ACTION_SIZE), name="start")  # and the third
+        self.actions = collection.add_lookup_parameters((actions, ACTION_SIZE), name="actions")
+        self.relations = collection.add_lookup_parameters((actions, ACTION_SIZE), name="relations")
         self.V = collection.add_parameters((hidden, inputs), name="V")
         self.b = collection.add_parameters(hidden, init=0, name="b")
-        self.U_h, self.U_d, self.U_r = (collection.add_parameters((hidden, hidden), name=f"U_{k}") for k in "hdr")
+        self.U_h, self.U_d = (collection.add_parameters((hidden, hidden), name=f"U_{k}") for k in "hd")
+        self.U_r = collection.add_parameters((hidden, ACTION_SIZE), name="U_r")
         self.e = collection.add_parameters(hidden, init=0, name="e")
         self.W_s, self.W_b, self.W_a = (collection.add_parameters((hidden, hidden), name=f"W_{k}") for k in "sba")
         self.d = collection.add_parameters(hidden, init=0, name="d")
@@ -140,13 +146,14 @@ class StackLSTMFeatures:
 
     def begin(self, xs: list[dy.Expression]) -> Reading:
         """An empty stack, and a buffer that was read from its end."""
-        lstms = self.stack, self.buffer, self.history
-        states = [lstm.initial_state().add_input(self.bottoms[k]).s() for k, lstm in enumerate(lstms)]
-        stack, buffer = (Element(None, state, None) for state in states[:2])
+        stack, buffer = (
+            Element(None, lstm.initial_state().add_input(self.bottoms[k]).s(), None)
+            for k, lstm in enumerate((self.stack, self.buffer))
+        )
         for x in reversed(xs):
             vector, *state = self.read_word(x, buffer.state)
             buffer = Element(vector, tuple(state), buffer)
-        return Reading(stack, buffer, states[2])
+        return Reading(stack, buffer, self.history.initial_state().add_input(self.start[0]).s())
 
     def scores(self, reading: Reading, c: Configuration) -> dy.Expression:
         stack, buffer, (_, a) = reading

@@ -14,7 +14,7 @@ import pytest
 import dynbatch as dy
 from dynbatch.config import config
 from models import training
-from models.arc_hybrid import Configuration, is_projective
+from models.arc_hybrid import Actions, Configuration, is_projective
 from models.conllu import Sentence, check_tree, read_conllu, written
 from models.parser import FEATURES, Parser, attachment
 from models.treebank import generated_treebank
@@ -112,10 +112,12 @@ def test_evaluate_with_and_without_map_and_with_a_beam(trained, tmp_path):
     assert figures["--beam", 4][0] > figures[()][0] - 0.02
 
 
-class Replayed(Parser):
+class Replayed(Actions):
     """Decides as it did before, so that rounding cannot send two runs on different ways."""
 
-    decisions: dict
+    def __init__(self, labels):
+        super().__init__(labels)
+        self.decisions = {}
 
     def decide(self, scores, c, oracle, labels):
         key = tuple(oracle.heads), tuple(labels), 2 * c.front - len(c.stack)  # the last is how many it took
@@ -128,8 +130,7 @@ class Replayed(Parser):
 def test_strategies_and_a_loop_agree_in_values_and_gradients(features, float64):
     sentences = generated_treebank(10)
     task = parser("--features", features, "--hidden", "8", sentences=sentences)
-    task.__class__ = Replayed
-    task.decisions = {}
+    task.actions = Replayed(len(task.labels))
     found = {}
     for way in ("agenda", "depth", "off", "one by one"):
         fresh()
@@ -139,7 +140,7 @@ def test_strategies_and_a_loop_agree_in_values_and_gradients(features, float64):
             dy.esum(losses).backward()
             found[way] = [loss.value() for loss in losses], gradients(task)
             assert way == "one by one" or len(dy.plan("map").rounds) <= 2 * max(map(len, sentences)) + 1
-    assert len(task.decisions) == sum(2 * len(s) for s in sentences)
+    assert len(task.actions.decisions) == sum(2 * len(s) for s in sentences)
     values, grads = found.pop("agenda")
     assert len({round(v, 6) for v in values}) == len(values)
     for other, other_grads in found.values():
@@ -152,8 +153,7 @@ def test_strategies_and_a_loop_agree_in_values_and_gradients(features, float64):
 def test_gradients_are_those_of_differences(features, float64):
     sentences = generated_treebank(3)
     task = parser("--features", features, "--hidden", "4", "--word-dropout", "0", sentences=sentences)
-    task.__class__ = Replayed
-    task.decisions = {}
+    task.actions = Replayed(len(task.labels))
 
     def loss():
         fresh()
@@ -190,10 +190,10 @@ def test_a_beam_of_one_is_greedy_and_a_wide_one_finds_the_best(features, float64
             tried += 1
             best = max(best or (score, c.tree()), (score, c.tree()))
             continue
-        actions = task.allowed[c.legal()]
+        actions = task.actions.numbers[c.legal()]
         scores = task.features.scores(memory, c).npvalue()[actions]
         for action, p in zip(actions.tolist(), np.exp(scores) / np.exp(scores).sum()):
-            transition, label = task.actions[action]
+            transition, label = task.actions.table[action]
             after = task.features.after(memory, transition, action)
             pending.append((score + np.log(p), c.take(transition, label), after))
     assert tried == 2 * len(task.labels) ** 2
