@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 import dynbatch as dy
+from bench import measure
+from bench.models import parser as bench_parser
+from bench.worker import Job, Session
 from dynbatch.config import config
 from models import training
 from models.arc_hybrid import Actions, Configuration, is_projective
@@ -63,7 +67,7 @@ def fresh():
 def trained(request, tmp_path_factory):
     """A model trained on generated sentences, its report and its output."""
     folder = tmp_path_factory.mktemp(request.param)
-    epochs = 4 if request.param == "bilstm" else 2
+    epochs = 4 if request.param == "bilstm" else 3
     flags = ["--features", request.param, "--hidden", 32, "--epochs", epochs, "--limit", 600, "--learning-rate", 0.01]
     done = command(*flags, "--save", folder / "model", "--json", folder / "report.json")
     return folder, json.loads((folder / "report.json").read_text()), done
@@ -277,3 +281,15 @@ def test_resuming_goes_on_as_if_it_had_not_stopped(tmp_path):
     reports = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("straight", "resumed")]
     assert reports[0]["train_loss"] == reports[1]["train_loss"]
     assert reports[0]["las_per_epoch"] == reports[1]["las_per_epoch"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dynet") is None, reason="DyNet is not installed")
+def test_dynet_goes_through_the_same_derivations():
+    instances, sizes = bench_parser.load(None)
+    jobs = [Job("parser", system, "agenda", 8, 5, "infer", instances[:15], sizes) for system in ("dynet", "dynbatch")]
+    worker = measure.Worker("dynet", 1)  # in a process of its own: its import changes how floats are rounded
+    worker.send(jobs[0])
+    worker.receive()
+    losses, _ = worker.ask("compare")
+    worker.close()
+    np.testing.assert_allclose(losses, Session(jobs[1]).compare()[0], rtol=1e-5)
