@@ -150,9 +150,6 @@ class Parser(training.Task):
             xs.append(self.embed(word, self.ending_ids.get(ending(form), UNKNOWN), self.tag_ids.get(tag, UNKNOWN)))
         return [*xs, self.embed(ROOT, ROOT, ROOT)]
 
-    def error(self, scores: dy.Expression, action: int) -> dy.Expression:
-        return dy.pickneglogsoftmax(scores, action)
-
     def loss(self, sentence: Sentence) -> dy.Expression:
         """The errors of one derivation, which goes where the parser goes (Goldberg and Nivre 2013, algorithm 3)."""
         chance = random.Random(next_key())
@@ -163,7 +160,7 @@ class Parser(training.Task):
         while not c.is_final:
             scores = self.features.scores(memory, c)
             right, chosen = self.actions.decide(scores.npvalue(), c, oracle, labels)
-            errors.append(self.error(scores, right))
+            errors.append(dy.pickneglogsoftmax(scores, right))
             if chosen != right and chance.random() > self.explore:
                 chosen = right
             transition, label = self.actions.table[chosen]
