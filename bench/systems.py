@@ -237,7 +237,7 @@ class Torch(System):
         loss.backward()
         back = clock()
         with torch.no_grad():
-            tensors = [tensor for tensor, _ in self.program.parameters]
+            tensors = [tensor for tensor, _ in self.program.parameters if tensor.grad is not None]
             dense = [tensor for tensor in tensors if not tensor.grad.is_sparse]
             torch._foreach_add_(dense, [tensor.grad for tensor in dense], alpha=-self.rate)
             for tensor in tensors:
