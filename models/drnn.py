@@ -22,7 +22,8 @@ from dynbatch.errors import FileFormatError
 from models import training
 
 DEEPEST, WIDEST = 8, 8  # of a tree that the model decides on: levels, and children of a node
-FIRST = 0  # what comes before the first sibling, in the place of a label
+SURE = 100  # in log-odds
+START = 0  # in the place of a label: what is above the root, and before a first child
 
 
 class Node(NamedTuple):
@@ -48,11 +49,11 @@ class Instance(NamedTuple):
     tree: Node | None
 
 
-def plants(count: int, seed: int = 0) -> list[Instance]:
+def plants(count: int, seed: int = 0, lowest: int = 2) -> list[Instance]:
     """Sentences of four words that describe a tree, all different: "p7 high4 step2 twist1".
 
-    The root is ``p7``, and 4 levels grow. A node p has 1 + (p + twist) % 3 children, one ``step`` after the other from p
-    on (of 16); what 4 divides has none. At most 1,024.
+    The root is ``p7``, and 4 levels grow. A node p has 1 + (p + twist) % 3 children, one ``step`` after the other from
+    p on (of 16); what 4 divides has none. At most 1,024, of ``lowest`` levels to three more.
     """
 
     def grown(label: int, levels: int, step: int, twist: int, is_root: bool) -> Node:
@@ -64,7 +65,7 @@ def plants(count: int, seed: int = 0) -> list[Instance]:
 
     found = []
     for number in np.random.default_rng(seed).permutation(1024)[:count].tolist():
-        label, levels, step, twist = number % 16, 2 + number // 16 % 4, 1 + number // 64 % 4, number // 256
+        label, levels, step, twist = number % 16, lowest + number // 16 % 4, 1 + number // 64 % 4, number // 256
         words = (f"p{label}", f"high{levels}", f"step{step}", f"twist{twist}")
         found.append(Instance(words, grown(label, levels, step, twist, True)))
     return found
@@ -106,6 +107,11 @@ def read_tree(text: str) -> Node:
     return open_nodes[0][0]
 
 
+Prediction = tuple[dy.Expression, dy.Expression, dy.Expression]
+"""A state (c and h), and what is said of a node there: the log-odds that it has children, the log-odds that a sibling
+follows, and the scores of its labels, as one vector."""
+
+
 class Decisions:
     """What the children of one node are to be: here what the model finds most probable.
 
@@ -121,14 +127,15 @@ class Decisions:
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
 
-    def topology(self, k: int, log_odds: dy.Expression) -> tuple[bool, bool]:
-        """Whether child ``k`` has children, and whether another sibling follows."""
-        children, siblings = log_odds.npvalue() > 0
-        return children and self.depth < DEEPEST, siblings and self.depth > 1 and k + 1 < WIDEST
+    def shift(self, k: int) -> tuple[int, int]:
+        """What is added, to decide, to the log-odds that child ``k`` has children, and that a sibling follows."""
+        return (0 if self.depth < DEEPEST else -SURE), (0 if self.depth > 1 and k + 1 < WIDEST else -SURE)
 
-    def label(self, k: int, scores: dy.Expression) -> int:
-        """The label of child ``k``."""
-        return scores.argmax_value()
+    def take(self, k: int, said: dy.Expression) -> tuple[bool, bool, int]:
+        """Whether child ``k`` has children, whether a sibling follows, and its label; see `Prediction`."""
+        a, f = self.shift(k)
+        children, sibling, *scores = said.vec_value()  # waits
+        return children + a >= 0, sibling + f >= 0, scores.index(max(scores))
 
     def below(self, k: int) -> Decisions:
         """The decisions on the children of child ``k``."""
@@ -136,7 +143,7 @@ class Decisions:
 
 
 class Given(Decisions):
-    """The children are those of a tree that is known, of labels by number; no value is read."""
+    """The children are those of a tree that is known, its labels by number; no value is read."""
 
     each = staticmethod(lambda function, items: [function(item) for item in items])
 
@@ -144,14 +151,19 @@ class Given(Decisions):
         self.row = row
         self.label_ids = label_ids
 
-    def topology(self, k: int, log_odds: dy.Expression) -> tuple[bool, bool]:
-        return bool(self.row[k].children), k + 1 < len(self.row)
+    def shift(self, k: int) -> tuple[int, int]:
+        return (SURE if self.row[k].children else -SURE), (SURE if k + 1 < len(self.row) else -SURE)
 
-    def label(self, k: int, scores: dy.Expression) -> int:
-        return self.label_ids.get(self.row[k].label, FIRST)
+    def take(self, k: int, said: dy.Expression) -> tuple[bool, bool, int]:
+        return bool(self.row[k].children), k + 1 < len(self.row), self.label_ids.get(self.row[k].label, START)
 
     def below(self, k: int) -> Decisions:
         return type(self)(self.row[k].children, self.label_ids)
+
+
+def is_positive(x: dy.Expression) -> dy.Expression:
+    """1 where a scalar is at least zero, else 0, without a gradient."""
+    return dy.argmax(dy.concatenate([x, x * 0]))[:1]
 
 
 class TreeGrower(training.Task):
@@ -185,7 +197,7 @@ class TreeGrower(training.Task):
 
     def __init__(self, collection: dy.ParameterCollection, args: argparse.Namespace, vocabulary: dict) -> None:
         super().__init__(collection, args, vocabulary)
-        hidden, self.label_names = args.hidden, ["", *vocabulary["labels"]]
+        hidden, self.label_names = args.hidden, ["", *vocabulary["labels"]]  # none: `START`
         self.word_ids = {word: number for number, word in enumerate(vocabulary["words"], start=1)}  # 0 is unknown
         self.label_ids = {label: number for number, label in enumerate(self.label_names)}
         self.words = collection.add_lookup_parameters((len(self.word_ids) + 1, hidden), name="words")
@@ -199,71 +211,83 @@ class TreeGrower(training.Task):
         self.v_a, self.v_f = (collection.add_parameters(len(self.label_names), name=name) for name in ("va", "vf"))
 
     @dy.cell
-    def node(self, h_a: dy.Expression, h_f: dy.Expression) -> tuple[dy.Expression, dy.Expression]:
-        """The state that a node is predicted from, and the log-odds that it has children, and that siblings follow."""
+    def first_child(
+        self, c: dy.Expression, h: dy.Expression, label: int, h_f: dy.Expression, a: int, f: int
+    ) -> Prediction:
+        """The prediction of a node's first child from the node's state and label, and h_f of all first children."""
+        c, h_a = self.ancestral.initial_state([c, h]).add_input(self.labels[label]).s()  # h_a = g^a(h_a, x)
+        return c, h_a, self.node(h_a, h_f, a, f)
+
+    @dy.cell
+    def next_sibling(
+        self, c: dy.Expression, h: dy.Expression, label: int, h_a: dy.Expression, a: int, f: int
+    ) -> Prediction:
+        """The prediction of the next sibling from a node's state and label, and h_a of all siblings."""
+        c, h_f = self.fraternal.initial_state([c, h]).add_input(self.labels[label]).s()  # h_f = g^f(h_f, x)
+        return c, h_f, self.node(h_a, h_f, a, f)
+
+    def node(self, h_a: dy.Expression, h_f: dy.Expression, a: int, f: int) -> dy.Expression:
+        """What is said of a node (see `Prediction`), where ``a`` and ``f`` are added to decide on the topology."""
         h = dy.tanh(self.U_f * h_f + self.U_a * h_a)
-        return h, self.u * h
+        log_odds = self.u * h
+        has_children, has_sibling = is_positive(log_odds[:1] + a), is_positive(log_odds[1:] + f)
+        scores = self.W * h + self.v_a * has_children + self.v_f * has_sibling
+        return dy.concatenate([log_odds, scores])
 
     @dy.cell
-    def scores(self, h: dy.Expression, a: float, f: float) -> dy.Expression:
-        """The scores of the labels of a node with (1) or without (0) children (a) and following siblings (f)."""
-        return self.W * h + self.v_a * a + self.v_f * f
-
-    @dy.cell
-    def node_loss(
-        self, log_odds: dy.Expression, scores: dy.Expression, a: float, f: float, label: int
-    ) -> dy.Expression:
-        """Cross-entropy of the topology and of the label."""
-        children = dy.log_sigmoid(log_odds[0] * (2 * a - 1))
-        siblings = dy.log_sigmoid(log_odds[1] * (2 * f - 1))
-        return dy.pickneglogsoftmax(scores, label) - children - siblings
-
-    def root(self, words: Sequence[int]) -> dy.RNNState:
-        """The ancestral state that the root grows from: what the encoder has come to."""
-        state = self.encoder.initial_state().add_inputs([self.words[word] for word in words])[-1]
-        return self.ancestral.initial_state(state.s())
+    def node_loss(self, said: dy.Expression, has_children: int, has_sibling: int, label: int) -> dy.Expression:
+        """Cross-entropy of the topology and of the label; see `Prediction`."""
+        children = dy.log_sigmoid(said[:1] * (2 * has_children - 1))
+        sibling = dy.log_sigmoid(said[1:2] * (2 * has_sibling - 1))
+        return dy.pickneglogsoftmax(said[2:], label) - children - sibling
 
     def grow(
-        self, ancestor: dy.RNNState, decisions: Decisions
+        self, parent: Sequence[dy.Expression], above: int, eldest: Sequence[dy.Expression], decisions: Decisions
     ) -> tuple[tuple[Node, ...], list[dy.Expression]]:
         """The children of a node with all that is below them, and the losses of all these nodes.
 
         Arguments:
-            ancestor: the node's ancestral state.
+            parent, above: the node's ancestral state (c and h), and its label.
+            eldest: the fraternal state of a first child.
+            decisions: what the children are to be.
         """
-        row, losses = [], []
-        sibling = self.fraternal.initial_state().add_input(self.labels[FIRST])
-        more = True
-        while more:
-            h, log_odds = self.node(ancestor.output(), sibling.output())
-            grows, more = decisions.topology(len(row), log_odds)
-            a, f = float(grows), float(more)
-            scores = self.scores(h, a, f)
-            label = decisions.label(len(row), scores)
-            losses.append(self.node_loss(log_odds, scores, a, f, label))
-            x = self.labels[label]
-            row.append((label, x, grows))
-            if more:
-                sibling = sibling.add_input(x)
+        labels: list[int] = []
+        growing, losses = [], []
+        *ancestor, said = self.first_child(*parent, above, eldest[1], *decisions.shift(0))
+        sibling = eldest
+        while True:
+            grows, more, label = decisions.take(k := len(labels), said)
+            losses.append(self.node_loss(said, int(grows), int(more), label))
+            labels.append(label)
+            if grows:
+                growing.append(k)
+            if not more:
+                break
+            *sibling, said = self.next_sibling(*sibling, label, ancestor[1], *decisions.shift(k + 1))
 
         def below(k: int) -> tuple[tuple[Node, ...], list[dy.Expression]]:
-            _, x, grows = row[k]
-            return self.grow(ancestor.add_input(x), decisions.below(k)) if grows else ((), [])
+            return self.grow(ancestor, labels[k], eldest, decisions.below(k))
 
-        grown = decisions.each(below, range(len(row)))
-        nodes = tuple(Node(self.label_names[label], children) for (label, _, _), (children, _) in zip(row, grown))
-        return nodes, [*losses, *(loss for _, inner in grown for loss in inner)]
+        grown = dict(zip(growing, decisions.each(below, growing)))
+        nodes = [Node(self.label_names[label], grown[k][0] if k in grown else ()) for k, label in enumerate(labels)]
+        return tuple(nodes), [*losses, *(loss for _, inner in grown.values() for loss in inner)]
+
+    def root(self, words: Sequence[int], decisions: Decisions) -> tuple[tuple[Node, ...], list[dy.Expression]]:
+        """The tree that grows from a sentence, as the only child of nothing; see `grow`."""
+        state = self.encoder.initial_state().add_inputs([self.words[word] for word in words])[-1]
+        eldest = self.fraternal.initial_state().add_input(self.labels[START])
+        return self.grow(state.s(), START, eldest.s(), decisions)
 
     def ids(self, words: Sequence[str]) -> list[int]:
         return [self.word_ids.get(word, 0) for word in words]
 
     def loss(self, instance: Instance) -> dy.Expression:
         assert instance.tree is not None
-        return dy.esum(self.grow(self.root(self.ids(instance.words)), Given([instance.tree], self.label_ids))[1])
+        return dy.esum(self.root(self.ids(instance.words), Given([instance.tree], self.label_ids))[1])
 
     def tree(self, instance: Instance) -> Node:
         """The tree that grows from an instance's words."""
-        return self.grow(self.root(self.ids(instance.words)), Decisions())[0][0]
+        return self.root(self.ids(instance.words), Decisions())[0][0]
 
     def predict(self, instances: list[Instance]) -> list[Node]:
         return dy.map(self.tree, instances)

@@ -1,9 +1,9 @@
 """Trees that grow as in `models.drnn`, by what the network computes; the loss is that of its own decisions.
 
 An instance is (words, tree): numbers of words, and the tree as tuples of tuples of children. The weights are random,
-and would grow trees of any size; so the log-odds, once they are read, are shifted by `SURE` towards the instance's
-tree, as training would. Labels are the network's own choice. What comes next depends on values, so DyNet and PyTorch go
-through one node after another.
+and would grow trees of any size; so the log-odds are shifted by `SURE` towards the instance's tree, as training would.
+Labels are the network's own choice. What comes next depends on values, so DyNet and PyTorch go through one node after
+another.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from bench.models import Program, mapped, without_cells
 from bench.sentences import Weights
 
 UNIT = "trees"
-SURE = 100.0  # in log-odds
-FIRST = 0  # in the place of a label, before the first sibling
+SURE = 100
+START = 0  # in the place of a label: what is above the root, and before a first child
 LSTMS = {"_e": "encoder", "_a": "ancestral", "_f": "fraternal"}
 TABLES = ("words", "labels")
 
 
 def load(folder: str | None) -> tuple[list, dict[str, int]]:
     """The sentences of ``folder``/train.txt, or generated ones. Sizes: ``words`` and ``labels``."""
-    from models.drnn import TreeGrower
+    from models.drnn import TreeGrower, plants
 
-    train, _ = TreeGrower.data(Namespace(data=folder))
+    train = plants(1024, lowest=4) if folder is None else TreeGrower.data(Namespace(data=folder))[0]
     vocabulary = TreeGrower.vocabulary(Namespace(), train)
     numbers = {word: number for number, word in enumerate(vocabulary["words"], start=1)}
 
@@ -50,10 +50,20 @@ def weights(hidden: int, sizes: dict[str, int], random: np.random.Generator) -> 
     return sentences.draw(shapes, hidden, random)
 
 
-def shifted(log_odds: np.ndarray, row: tuple, k: int) -> tuple[bool, bool]:
-    """Whether node ``k`` of a row has children, and siblings behind it."""
-    children, siblings = log_odds
-    return children + (SURE if row[k] else -SURE) > 0, siblings + (SURE if k + 1 < len(row) else -SURE) > 0
+def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
+    """Of the encoder, and at every node of a step of one LSTM and the prediction."""
+    words, tree = instance
+
+    def size(node: tuple) -> int:
+        return 1 + sum(map(size, node))
+
+    steps = sentences.lstm_flops(len(words), hidden, hidden) + sentences.lstm_flops(1, hidden, hidden)
+    return steps + 2.0 * size(tree) * hidden * (8 * hidden + 2 * hidden + 2 + sizes["labels"])
+
+
+def shift(row: tuple, k: int) -> tuple[int, int]:
+    """What is added to the log-odds that node ``k`` of a row has children, and siblings behind it."""
+    return (SURE if row[k] else -SURE), (SURE if k + 1 < len(row) else -SURE)
 
 
 def dynbatch(weights: Weights) -> Program:
@@ -74,15 +84,15 @@ def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any]
         def __init__(self, row):
             self.row = row
 
-        def topology(self, k, log_odds):
-            return shifted(log_odds.npvalue(), self.row, k)
+        def shift(self, k):
+            return shift(self.row, k)
 
         def below(self, k):
             return Shifted(self.row[k])
 
     def tree_loss(instance):
         words, tree = instance
-        return dy.esum(task.grow(task.root(words), Shifted((tree,)))[1])
+        return dy.esum(task.root(words, Shifted((tree,)))[1])
 
     collection = dy.ParameterCollection()
     words, hidden = weights["words"].shape
@@ -107,36 +117,35 @@ def dynet(weights: Weights) -> Program:
     encoder, ancestral, fraternal = rnns.values()
     words, labels, U_a, U_f, u, W, v_a, v_f = p.values()
 
-    def grow(ancestor, row, losses):
-        heads = []
-        siblings = fraternal.initial_state().add_input(dy.lookup(labels, FIRST))
-        more = True
-        while more:
-            h = dy.tanh(U_f * siblings.output() + U_a * ancestor.output())
-            topology = u * h
-            grows, more = shifted(topology.npvalue(), row, len(heads))
+    def grow(parent, above, eldest, row, losses):
+        ancestor = parent.add_input(dy.lookup(labels, above))
+        sibling, heads = eldest, []
+        for k, children in enumerate(row):
+            h = dy.tanh(U_f * sibling.output() + U_a * ancestor.output())
+            log_odds = u * h
+            a, f = log_odds.npvalue() + shift(row, k) >= 0
             scores = W * h
-            if grows:
+            if a:
                 scores += v_a
-            if more:
+            if f:
                 scores += v_f
             label = int(scores.npvalue().argmax())
-            children = dy.log_sigmoid(topology[0] if grows else -topology[0])
-            following = dy.log_sigmoid(topology[1] if more else -topology[1])
-            losses.append(dy.pickneglogsoftmax(scores, label) - children - following)
-            x = dy.lookup(labels, label)
-            heads.append((x, grows))
-            if more:
-                siblings = siblings.add_input(x)
-        for (x, grows), children in zip(heads, row):
-            if grows:
-                grow(ancestor.add_input(x), children, losses)
+            loss = dy.pickneglogsoftmax(scores, label)
+            loss -= dy.log_sigmoid(log_odds[0] if a else -log_odds[0])
+            losses.append(loss - dy.log_sigmoid(log_odds[1] if f else -log_odds[1]))
+            if a:
+                heads.append((label, children))
+            if f:
+                sibling = sibling.add_input(dy.lookup(labels, label))
+        for label, children in heads:
+            grow(ancestor, label, eldest, children, losses)
 
     def loss(batch):
         losses = []
         for sentence, tree in batch:
             state = encoder.initial_state().add_inputs([dy.lookup(words, word) for word in sentence])[-1]
-            grow(ancestral.initial_state(state.s()), (tree,), losses)
+            eldest = fraternal.initial_state().add_input(dy.lookup(labels, START))
+            grow(ancestral.initial_state(state.s()), START, eldest, (tree,), losses)
         return dy.esum(losses)
 
     parameters = [(p[name], weights[name]) for name in p]
@@ -150,37 +159,36 @@ def torch_one_by_one(weights: Weights) -> Program:
     import torch
     from torch.nn.functional import cross_entropy, embedding, logsigmoid
 
-    tensors = sentences.torch_tensors(weights, (*TABLES, "U_a", "U_f", "u", "W", "v_a", "v_f"))
+    matrices = {name: weights[name].T for name in ("U_a", "U_f", "u", "W")}
+    tensors = sentences.torch_tensors(weights | matrices, (*TABLES, *matrices, "v_a", "v_f"))
     words, labels, U_a, U_f, u, W, v_a, v_f = (tensor for tensor, _ in tensors.values())
     lstms = encoder, ancestral, fraternal = [sentences.TorchStep(weights, suffix) for suffix in LSTMS]
 
     def looked_up(table, number):
         return embedding(torch.tensor([number]), table, sparse=True)
 
-    def grow(ancestor, row, losses):
-        heads = []
-        siblings = fraternal.step(looked_up(labels, FIRST))
-        more = True
-        while more:
-            h = torch.tanh(siblings[0] @ U_f.T + ancestor[0] @ U_a.T)
-            topology = (h @ u.T)[0]
-            grows, more = shifted(topology.tolist(), row, len(heads))
-            scores = h @ W.T
-            if grows:
+    def grow(parent, above, eldest, row, losses):
+        ancestor = ancestral.step(looked_up(labels, above), parent)
+        sibling, heads = eldest, []
+        for k, children in enumerate(row):
+            h = torch.tanh(sibling[0] @ U_f + ancestor[0] @ U_a)
+            log_odds = (h @ u)[0]
+            a, f = (x + y >= 0 for x, y in zip(log_odds.tolist(), shift(row, k)))
+            scores = h @ W
+            if a:
                 scores = scores + v_a
-            if more:
+            if f:
                 scores = scores + v_f
             label = scores.argmax()
-            losses.append(cross_entropy(scores, label[None], reduction="sum"))
-            losses.append(-logsigmoid(topology[0] if grows else -topology[0]))
-            losses.append(-logsigmoid(topology[1] if more else -topology[1]))
-            x = looked_up(labels, int(label))
-            heads.append((x, grows))
-            if more:
-                siblings = fraternal.step(x, siblings)
-        for (x, grows), children in zip(heads, row):
-            if grows:
-                grow(ancestral.step(x, ancestor), children, losses)
+            losses.append(cross_entropy(scores, label[None]))
+            losses.append(-logsigmoid(log_odds[0] if a else -log_odds[0]))
+            losses.append(-logsigmoid(log_odds[1] if f else -log_odds[1]))
+            if a:
+                heads.append((label, children))
+            if f:
+                sibling = fraternal.step(looked_up(labels, int(label)), sibling)
+        for label, children in heads:
+            grow(ancestor, int(label), eldest, children, losses)
 
     def loss(batch):
         losses = []
@@ -188,7 +196,7 @@ def torch_one_by_one(weights: Weights) -> Program:
             state = None
             for word in sentence:
                 state = encoder.step(looked_up(words, word), state)
-            grow(state, (tree,), losses)
+            grow(state, START, fraternal.step(looked_up(labels, START)), (tree,), losses)
         return sum(losses)
 
     return Program([*tensors.values(), *(pair for lstm in lstms for pair in lstm.parameters)], loss)
