@@ -36,6 +36,7 @@ DATA = {
     "treelstm": (TREES, SIZES),
     "birnn": (TAGGED, {"words": 5, "tags": 3}),
     "lm": (SENTENCES, {"words": 5}),
+    "stackrnn": (SENTENCES, {"words": 5, "actions": 4}),
     "drnn": (GROWING, {"words": 5, "labels": 4}),
 }
 
