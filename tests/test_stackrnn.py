@@ -10,11 +10,10 @@ import pytest
 import dynbatch as dy
 from dynbatch.errors import FileFormatError
 from models import training
-from models.stackrnn import StackParser, actions_of, formulas, phrases, tree_of, words_of
 from models.stackrnn import Sentence as S
+from models.stackrnn import StackParser, actions_of, formulas, phrases, tree_of, words_of
 from models.trees import read_trees
 from tests.one_by_one import assert_equal, looped, made, outcome
-
 
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "^": operator.pow}
 

@@ -92,7 +92,7 @@ def dynet(weights: Weights) -> Program:
         vectors, buffer = [dy.lookup(words, word) for word in sentence], [b]
         for x in reversed(vectors):
             buffer.append(tanh(affine([b_b, W_b, x, V_b, buffer[-1]])))
-        stack = []
+        stack, scores = [], None
         while len(buffer) > 1 or len(stack) > 1:
             first, end = (SHIFT if len(buffer) > 1 else 1), (last if len(stack) > 1 else 1)
             action = first
@@ -145,7 +145,7 @@ def torch_one_by_one(weights: Weights) -> Program:
         buffer = [b]
         for x in reversed(vectors):
             buffer.append(torch.tanh(affine("b_b", "b", x, buffer[-1])))
-        stack = []
+        stack, scores = [], None
         while len(buffer) > 1 or len(stack) > 1:
             first, end = (SHIFT if len(buffer) > 1 else 1), (last if len(stack) > 1 else 1)
             action = first
