@@ -43,11 +43,13 @@ def lstm_flops(steps: int, inputs: int, hidden: int) -> float:
     return 2.0 * 4 * hidden * (steps * inputs + (steps - 1) * hidden)
 
 
-def add_weights(collection: Any, weights: Weights, names: tuple[str, ...]) -> dict[str, Any]:
-    """Parameters of a collection of dynbatch or DyNet; ``embeddings`` becomes a table."""
+def add_weights(
+    collection: Any, weights: Weights, names: tuple[str, ...], tables: tuple[str, ...] = ("embeddings",)
+) -> dict[str, Any]:
+    """Parameters of a collection of dynbatch or DyNet, those in ``tables`` as tables."""
 
     def add(name: str) -> Any:
-        kind = "add_lookup_parameters" if name == "embeddings" else "add_parameters"
+        kind = "add_lookup_parameters" if name in tables else "add_parameters"
         return getattr(collection, kind)(weights[name].shape)
 
     return {name: add(name) for name in names}
@@ -116,6 +118,31 @@ def torch_rnn(weights: Weights) -> tuple[Any, list[tuple[Any, np.ndarray]]]:
     rnn = torch.nn.RNN(weights["W_x"].shape[1], weights["W_h"].shape[1])
     rnn.bias_hh_l0.requires_grad_(False).zero_()
     return rnn, [(getattr(rnn, f"{kind}_l0"), weights[name]) for name, kind in zip(LSTM, TORCH_NAMES)]
+
+
+class TorchStep:
+    """One step of an LSTM after the other, where what comes next depends on values: one product for all gates.
+
+    Attributes:
+        parameters: its tensors with their values: a matrix for input and h, and a bias.
+    """
+
+    def __init__(self, weights: Weights, suffix: str = "") -> None:
+        import torch
+
+        W_x, W_h, b = (weights[name + suffix] for name in LSTM)
+        self.torch, self.hidden = torch, W_h.shape[1]
+        values = (np.concatenate([W_x, W_h], axis=1).T, b)
+        self.W, self.b = (torch.empty(value.shape, requires_grad=True) for value in values)
+        self.parameters = list(zip((self.W, self.b), values))
+
+    def step(self, x: Any, state: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
+        """(h, c) after one more input, a row; None before the first one."""
+        torch = self.torch
+        h, c = state or (x.new_zeros(1, self.hidden), x.new_zeros(1, self.hidden))
+        i, f, o, g = torch.addmm(self.b, torch.cat([x, h], 1), self.W).chunk(4, 1)
+        c = torch.sigmoid(f + FORGET_BIAS) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
 
 
 def torch_tensors(weights: Weights, names: tuple[str, ...]) -> dict[str, tuple[Any, np.ndarray]]:

@@ -122,9 +122,7 @@ class Dynbatch(DynetStyle):
             recorded = clock()
             value = loss.value()
             end = clock()
-        plan = dy.plan()
-        phases = {"record": recorded - begin, "schedule": plan.schedule_seconds, "run": plan.run_seconds}
-        return value, phases | {"total": end - begin}
+        return value, self._forward_phases(recorded - begin) | {"total": end - begin}
 
     def train(self, batch: list) -> tuple[float, dict[str, float]]:
         """The backward plan's scheduling counts as backward."""
@@ -139,14 +137,24 @@ class Dynbatch(DynetStyle):
         back = clock()
         self.trainer.update()
         end = clock()
-        plan = dy.plan()
-        phases = {"record": recorded - begin, "schedule": plan.schedule_seconds, "run": plan.run_seconds}
+        phases = self._forward_phases(recorded - begin)
         return value, phases | {"backward": back - ran, "update": end - back, "total": end - begin}
 
+    def _plans(self) -> list[Any]:
+        """Of the last forward pass: that of the loss, and before it the rounds of a map, if there was one."""
+        return [self.dy.plan("map"), self.dy.plan()] if self.program.reads else [self.dy.plan()]
+
+    def _forward_phases(self, recording: float) -> dict[str, float]:
+        """Arguments: recording: seconds until the loss was recorded, in which rounds of a map have run."""
+        plans = self._plans()
+        ran = sum(plan.schedule_seconds + plan.run_seconds for plan in plans[:-1])
+        schedule, run = sum(plan.schedule_seconds for plan in plans), sum(plan.run_seconds for plan in plans)
+        return {"record": recording - ran, "schedule": schedule, "run": run}
+
     def counts(self) -> dict[str, float]:
-        """From the last plan."""
-        plan = self.dy.plan()
-        return {"nodes": plan.nodes, "batches": plan.batches, "bytes_gathered": plan.bytes_gathered}
+        """From the plans."""
+        names = ("nodes", "batches", "bytes_gathered")
+        return {name: sum(getattr(plan, name) for plan in self._plans()) for name in names}
 
     def blas(self) -> str | None:
         """The library of the products that dynbatch leaves to one: MKL where it is in use, else what NumPy has."""
@@ -245,7 +253,7 @@ class Torch(System):
         loss.backward()
         back = clock()
         with torch.no_grad():
-            tensors = [tensor for tensor, _ in self.program.parameters]
+            tensors = [tensor for tensor, _ in self.program.parameters if tensor.grad is not None]
             dense = [tensor for tensor in tensors if not tensor.grad.is_sparse]
             torch._foreach_add_(dense, [tensor.grad for tensor in dense], alpha=-self.rate)
             for tensor in tensors:

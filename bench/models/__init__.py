@@ -33,6 +33,7 @@ class Program:
         collection: of the parameters, where the library has collections.
         remember: called before anything is timed, with the instances that no minibatch had yet, where a program replays
             what it has recorded.
+        reads: whether the loss depends on values that are read while it is recorded, so that parts of it have run.
     """
 
     parameters: list[tuple[Any, Any]]
@@ -40,6 +41,7 @@ class Program:
     prepare: Callable[[list], Any] | None = None
     collection: Any = None
     remember: Callable[[list], None] | None = None
+    reads: bool = False
 
 
 def recording(parameters: list[tuple[Any, Any]], instance_loss: Callable[[Any], Any], collection: Any) -> Program:
@@ -79,6 +81,17 @@ def replaying(parameters: list[tuple[Any, Any]], instance_loss: Callable[[Any], 
         dy.renew_cg()
 
     return Program(parameters, loss, collection=collection, remember=remember)
+
+
+def mapped(parameters: list[tuple[Any, Any]], instance_loss: Callable[[Any], Any], collection: Any) -> Program:
+    """The program of ``dynbatch`` and ``dynbatch-plain`` where values decide what is computed.
+
+    Arguments:
+        instance_loss: from an instance to its loss, under dynbatch; may read values.
+    """
+    import dynbatch as dy
+
+    return Program(parameters, lambda batch: dy.esum(dy.map(instance_loss, batch)), collection=collection, reads=True)
 
 
 def names() -> list[str]:
