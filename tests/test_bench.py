@@ -39,6 +39,7 @@ DATA = {
     "birnn": (TAGGED, {"words": 5, "tags": 3}),
     "lm": (SENTENCES, {"words": 5}),
     "nestedrnn": (DOCUMENTS, {"words": 5, "classes": 3}),
+    "berxit": ([((0, k, 2, 1), k) for k in range(1, 6)], {"words": 6, "classes": 3, "length": 4}),
     "stackrnn": (SENTENCES, {"words": 5, "actions": 4}),
     "drnn": (GROWING, {"words": 5, "labels": 4}),
 }
