@@ -1,12 +1,13 @@
 """The emulator with a fault, so that what looks for faults can be tested: ``BROKEN`` says which kernel, and how.
 
 ``wrong:lookup_rows`` leaves that kernel out. ``lost:rearrange`` makes every call fail from that kernel's launch on, as
-a GPU does behind an illegal access.
+a GPU does behind an illegal access. ``hangs:rearrange`` does not come back from launching it.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ class BrokenDriver(Emulator):
     def launch(self, kernel: Any, grid: Any, block: Any, shared: int, args: Sequence[Any]) -> None:
         if kernel.name == self._kernel:
             self._lost = self._how == "lost"
+            if self._how == "hangs":
+                time.sleep(600)
             if self._how == "wrong":
                 return
         self._fail()

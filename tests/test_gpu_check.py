@@ -86,6 +86,8 @@ def test_it_goes_on_behind_what_takes_the_device_along() -> None:
 def test_a_section_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(gpu_check, "GRACE", 0.0)
     monkeypatch.setattr(gpu_check, "RESTARTS", 0)
+    monkeypatch.setenv("DYNBATCH_CUDA_DRIVER", "tests.broken_driver")
+    monkeypatch.setenv("BROKEN", "hangs:lookup_rows")
     assert gpu_check.report("check", gpu_check.findings("check", 0.1, True)) == 1
     assert "its process took too long" in capsys.readouterr().out
 
