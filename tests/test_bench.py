@@ -36,6 +36,7 @@ DATA = {
     "treelstm": (TREES, SIZES),
     "birnn": (TAGGED, {"words": 5, "tags": 3}),
     "lm": (SENTENCES, {"words": 5}),
+    "berxit": ([((0, k, 2, 1), k) for k in range(1, 6)], {"words": 6, "classes": 3, "length": 4}),
     "stackrnn": (SENTENCES, {"words": 5, "actions": 4}),
     "drnn": (GROWING, {"words": 5, "labels": 4}),
 }
