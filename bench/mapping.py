@@ -45,22 +45,27 @@ class Reader:
 
     @dy.cell
     def shift(self, top: Any, word: int) -> Any:
+        """A word onto the stack."""
         return dy.tanh(self.W * top + self.U * self.E[word])
 
     @dy.cell
     def join(self, left: Any, right: Any) -> Any:
+        """Two entries become one."""
         return dy.tanh(self.U * left + self.W * right)
 
     @dy.cell
     def refine(self, top: Any) -> Any:
+        """One entry, once more."""
         return dy.tanh(self.R * top)
 
     @dy.cell
     def scores(self, top: Any) -> Any:
+        """Of the actions."""
         return self.V * top
 
     @dy.cell
     def loss(self, scores: Any, action: int) -> Any:
+        """Of one action."""
         return dy.pickneglogsoftmax(scores, action)
 
     def read(self, sentence: list[int]) -> Any:

@@ -8,11 +8,14 @@ from dynbatch.cell import cell
 from dynbatch.config import init, load_environment
 from dynbatch.context import align, autobatch, forward, no_grad, phase, plan
 from dynbatch.cuda.devices import devices
+from dynbatch.cuda.profile import profile
+from dynbatch.custom_op import custom_op
 from dynbatch.errors import (
     BackwardError,
     CellError,
     CompileError,
     ConfigurationError,
+    CustomOpError,
     DeviceError,
     DynbatchError,
     FileFormatError,
@@ -82,6 +85,7 @@ __all__ = [
     "CompileError",
     "ConfigurationError",
     "ConstInitializer",
+    "CustomOpError",
     "DeviceError",
     "DynbatchError",
     "Expression",
@@ -110,6 +114,7 @@ __all__ = [
     "align",
     "autobatch",
     "cell",
+    "custom_op",
     "devices",
     "forward",
     "init",
@@ -120,6 +125,7 @@ __all__ = [
     "no_grad",
     "phase",
     "plan",
+    "profile",
     "renew_cg",
     "save",
     "save_checkpoint",

@@ -12,27 +12,41 @@ from dynbatch.config import config
 from dynbatch.errors import OutOfMemoryError, ShapeError
 
 if TYPE_CHECKING:
+    from dynbatch.cuda.copies import DeviceCopy
+    from dynbatch.cuda.driver import Driver
     from dynbatch.parameters import Parameter
 
 ALIGNMENT = 64  # bytes: one cache line and one AVX-512 register; every parameter starts on a multiple
 
 
 class FlatBuffers:
-    """The flat buffers under one root."""
+    """The flat buffers under one root.
+
+    Attributes:
+        device: where the parameters are used; on another one than the CPU they have copies, made when first needed.
+        version: grows when a value changes.
+        layout: grows when a parameter is added, frozen, thawed, or moved to another device.
+    """
 
     def __init__(self) -> None:
+        self.device = config.device
         self.dtype: np.dtype | None = None
         self.values = np.zeros(0, dtype=config.dtype)
         self.gradients: np.ndarray | None = None
         self.version = 0
-        self.layout = 0  # grows when a parameter is added, frozen or thawed
+        self.layout = 0
         self._reserved_values = self.values
         self._reserved_gradients: np.ndarray | None = None
         self._parameters: list[Parameter] = []
+        self.values_copy: DeviceCopy | None = None
+        self.gradients_copy: DeviceCopy | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: without the room to grow."""
-        return self.__dict__ | {"_reserved_values": None, "_reserved_gradients": None}
+        """For copies: without the room to grow, and what is on a device."""
+        self.fetch()
+        return self.__dict__ | {
+            "_reserved_values": None, "_reserved_gradients": None, "values_copy": None, "gradients_copy": None,
+        }  # fmt: skip
 
     def __setstate__(self, found: dict[str, Any]) -> None:
         self.__dict__.update(found)
@@ -50,8 +64,40 @@ class FlatBuffers:
             self.values = self._reserved_values = np.zeros(0, dtype=dtype)
         config.parameters_exist = True
 
+    def fetch(self) -> None:
+        """Bring the host's arrays up to date, which may be written to now."""
+        for copy in (self.values_copy, self.gradients_copy):
+            if copy is not None:
+                copy.fetch()
+
+    def leave(self) -> None:
+        """Give up what is on a device, having fetched it."""
+        self.fetch()
+        self.values_copy = self.gradients_copy = None
+
+    def changed(self) -> None:
+        """Say that values were written on the host."""
+        self.version += 1
+        if self.values_copy is not None:
+            self.values_copy.written()
+
+    def values_on(self, driver: Driver) -> DeviceCopy:
+        """The values on a device."""
+        from dynbatch.cuda.copies import copy_for
+
+        self.values_copy = copy_for(self.values_copy, driver, self.values)
+        return self.values_copy
+
+    def gradients_on(self, driver: Driver) -> DeviceCopy:
+        """The gradients on a device."""
+        from dynbatch.cuda.copies import copy_for
+
+        self.gradients_copy = copy_for(self.gradients_copy, driver, self.allocated_gradients())
+        return self.gradients_copy
+
     def append(self, parameter: Parameter, values: np.ndarray) -> None:
         """Give ``parameter`` the end of the buffer, and ``values``, of its shape, to start with."""
+        self.leave()
         dtype = parameter.type.dtype
         self.fix_dtype(dtype)
         per_line = ALIGNMENT // dtype.itemsize
@@ -87,6 +133,21 @@ class FlatBuffers:
             for each in self._parameters:
                 each.locate()
         return self.gradients
+
+    def clear_gradients(self, start: int, stop: int) -> None:
+        """Set a part of the gradients to zero, where they were written last."""
+        if self.gradients_copy is not None:
+            self.gradients_copy.clear(start, stop)
+        elif self.gradients is not None:
+            self.gradients[start:stop] = 0
+
+    def writable_gradients(self) -> np.ndarray:
+        """The gradient buffer on the host, up to date and going to be written."""
+        found = self.allocated_gradients()
+        if self.gradients_copy is not None:
+            self.gradients_copy.fetch()
+            self.gradients_copy.written()
+        return found
 
 
 def aligned_zeros(size: int, dtype: np.dtype) -> np.ndarray:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 STRATEGIES = ("off", "depth", "agenda")
-DEVICES = ("cpu",)
 DTYPES = ("float32", "float64")
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -37,7 +36,7 @@ class Config:
         draws: how many random keys were drawn here since the seed was set, for nodes and for the streams of graphs
             (`dynbatch.random_stream`); part of every random key, and saved in checkpoints so that a resumed run draws
             the same numbers.
-        parameters_exist: set by the first parameter; dtype, device and seed are fixed from then on.
+        parameters_exist: set by the first parameter; dtype and seed are fixed from then on.
     """
 
     def __init__(self) -> None:
@@ -101,7 +100,7 @@ _PARSERS: dict[str, Any] = {
     "check_validity": truth,
     "debug": truth,
 }
-_CHANGEABLE_LATE = ("autobatch", "threads", "check_validity", "debug")
+_CHANGEABLE_LATE = ("device", "autobatch", "threads", "check_validity", "debug")
 
 
 def _from_environment() -> dict[str, Any]:
@@ -126,12 +125,27 @@ def check_strategy(name: object) -> str:
     return str(name)
 
 
+def check_device(name: object) -> str:
+    """The full name of a device that can be used: ``"cpu"``, or ``"cuda:0"`` for ``"cuda"``.
+
+    Raises:
+        ConfigurationError: no name of a device.
+        DeviceError: the device cannot be used; it says why.
+    """
+    if name == "cpu":
+        return "cpu"
+    from dynbatch.cuda.devices import driver, full_name
+
+    found = full_name(name)
+    driver(found)
+    return found
+
+
 def _check(name: str, value: Any) -> Any:
     if name == "autobatch":
         return check_strategy(value)
     if name == "device":
-        if value not in DEVICES:
-            raise ConfigurationError(f"unknown device {value!r}: choose one of {', '.join(DEVICES)}")
+        value = check_device(value)
     elif name == "dtype":
         value = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value)
         if value not in DTYPES:
@@ -168,17 +182,19 @@ def init(
     (on a later call: it stays as it was).
 
     Arguments:
-        device: ``"cpu"``.
+        device: ``"cpu"``, ``"cuda"`` (the first GPU) or ``"cuda:1"``; see `devices`. Parameters are made there; those
+            that exist move with `ParameterCollection.to`.
         autobatch: the batching strategy, ``"off"``, ``"depth"`` or ``"agenda"`` (the default).
         seed: seed of initial values and of all random ops; None draws one from the system.
         dtype: ``"float32"`` (the default) or ``"float64"``.
         threads: the most threads that BLAS and compiled kernels use together; None means all cores.
         check_validity: raise `ValidityError` at the first batch that computes a NaN or an infinity.
-        debug: check every cell call against a fresh trace and every softmax for fully masked rows, and print
-            one line a batch.
+        debug: check every cell call against a fresh trace, every softmax for fully masked rows, and kernels that
+            users bring (`custom_op`); and print one line a batch.
 
     Raises:
-        ConfigurationError: an unknown value; or device, seed or dtype changed after parameters were made.
+        ConfigurationError: an unknown value; or seed or dtype changed after parameters were made.
+        DeviceError: the device cannot be used; it says why.
     """
     given = {
         "device": device,

@@ -9,6 +9,7 @@ import numpy as np
 from dynbatch.graph import Operand
 
 if TYPE_CHECKING:
+    from dynbatch.cuda.driver import Driver
     from dynbatch.lookup_parameters import LookupParameter
     from dynbatch.parameters import Parameter
 
@@ -53,6 +54,10 @@ class ConstantParameter(Operand):
     def data(self) -> np.ndarray:
         """The values, as of the parameter."""
         return self.of.data
+
+    def device_values(self, driver: Driver) -> int:
+        """Address of the values on a device."""
+        return self.of.device_values(driver)
 
     def npvalue(self, recalculate: bool = False) -> np.ndarray:
         """The values, a copy in the user's shape."""

@@ -71,6 +71,10 @@ class CompileError(DynbatchError, ValueError):
     """Source of a kernel that does not compile; holds the compiler's messages."""
 
 
+class CustomOpError(DynbatchError, RuntimeError):
+    """A kernel that a user brought is at fault, or one that is needed is not there; names the op."""
+
+
 def user_line() -> str:
     """``file:line`` of the innermost frame outside of the package, for error messages."""
     frame = sys._getframe(1)

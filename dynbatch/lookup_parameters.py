@@ -14,6 +14,8 @@ from dynbatch.errors import IndexRangeError, ShapeError
 from dynbatch.types import Type
 
 if TYPE_CHECKING:
+    from dynbatch.cuda.copies import DeviceCopy
+    from dynbatch.cuda.driver import Driver
     from dynbatch.parameters import ParameterCollection
 
 
@@ -26,8 +28,6 @@ class LookupParameter:
         type: shape and dtype of one row.
         size: V, the number of rows.
         shape: ``(V, *row shape)``.
-        data: the values, an array of shape ``(V, *type.storage)``; after writing to it call
-            `ParameterCollection.mark_changed`.
         name, collection, root, key, table: as of `Parameter`.
         update: whether trainers change it.
         lookup_signature: the core's cache of the signature of a lookup.
@@ -56,8 +56,10 @@ class LookupParameter:
         self.lookup_signature: Any = None
         self.update = bool(update)
         self._buffers = collection._buffers
-        self.data = aligned_zeros(size * row_type.size, row_type.dtype).reshape(size, *row_type.storage)
-        self.data[...] = _rows_transposed(values)
+        self._data = aligned_zeros(size * row_type.size, row_type.dtype).reshape(size, *row_type.storage)
+        self._data[...] = _rows_transposed(values)
+        self._values_copy: DeviceCopy | None = None
+        self._gradient_copy: DeviceCopy | None = None
         self._gradient: np.ndarray | None = None
         self._is_touched = np.zeros(0, dtype=np.bool_)
         self._touched = np.empty(0, dtype=np.int64)
@@ -69,8 +71,10 @@ class LookupParameter:
         return f"LookupParameter {self.name} {self.shape}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: without what the core cached."""
-        return self.__dict__ | {"table": {}, "lookup_signature": None}
+        """For copies: without what the core cached, and what is on a device."""
+        self._fetch()
+        without: dict[str, Any] = {"table": {}, "lookup_signature": None, "_values_copy": None, "_gradient_copy": None}
+        return self.__dict__ | without
 
     def __getitem__(self, i: int) -> Any:
         from dynbatch.functions import lookup
@@ -93,6 +97,21 @@ class LookupParameter:
         return self.update
 
     # Values
+
+    @property
+    def data(self) -> np.ndarray:
+        """The values, an array of shape ``(V, *type.storage)``; after writing call `ParameterCollection.mark_changed`.
+
+        On a device this is a copy: to be asked for anew after each update.
+        """
+        if self._values_copy is not None:
+            self._values_copy.fetch()
+        return self._data
+
+    def mark_written(self) -> None:
+        """Say that `data` was written to."""
+        if self._values_copy is not None:
+            self._values_copy.written()
 
     def as_array(self) -> np.ndarray:
         """A copy of the values, of shape ``(V, *row shape)``."""
@@ -124,7 +143,7 @@ class LookupParameter:
         """
         i = self._row(i)
         self.data[i] = of_shape(f"row {i} of {self.name}", row, self.type.shape).T
-        self._buffers.version += 1
+        self._changed()
 
     def init_from_array(self, array: Any) -> None:
         """Set all values from an array of shape ``(V, *row shape)``.
@@ -133,26 +152,33 @@ class LookupParameter:
             ShapeError: another shape.
         """
         self.data[...] = _rows_transposed(of_shape(self.name, array, self.shape))
-        self._buffers.version += 1
+        self._changed()
 
     def zero(self) -> None:
         """Set the values and the gradient to zero."""
         self.data[...] = 0
         self.clear_gradient()
-        self._buffers.version += 1
+        self._changed()
 
     def scale(self, a: float) -> None:
         """Multiply the values by a number."""
-        self.data *= a
-        self._buffers.version += 1
+        self.data[...] *= a
+        self._changed()
 
     # Gradient
 
     @property
     def gradient_rows(self) -> np.ndarray:
         """The gradient of the whole table, laid out as `data`; all rows that are not in `touched` are zero."""
+        found = self._allocated_gradient()
+        if self._gradient_copy is not None:
+            self._gradient_copy.fetch()
+            self._gradient_copy.written()
+        return found
+
+    def _allocated_gradient(self) -> np.ndarray:
         if self._gradient is None:
-            self._gradient = aligned_zeros(self.data.size, self.data.dtype).reshape(self.data.shape)
+            self._gradient = aligned_zeros(self._data.size, self._data.dtype).reshape(self._data.shape)
             self._is_touched = np.zeros(self.size, dtype=np.bool_)
             self._touched = np.empty(self.size, dtype=np.int64)
         return self._gradient
@@ -173,16 +199,26 @@ class LookupParameter:
             IndexRangeError: a row that is not there; nothing is added then.
             ShapeError: ``rows`` has another shape.
         """
-        from dynbatch.cpu.trainer_kernels import add_rows
-
         ids = np.ascontiguousarray(ids, dtype=np.int64)
-        rows = np.ascontiguousarray(rows, dtype=self.data.dtype)
+        rows = np.ascontiguousarray(rows, dtype=self.type.dtype)
         if rows.size != ids.size * self.type.size:
             raise ShapeError(f"{self.name}: a gradient of shape {rows.shape} for {ids.size} rows of {self.type}")
-        gradient = self.gradient_rows.reshape(self.size, -1)
-        count = add_rows(
-            gradient, self._is_touched, self._touched, self._touched_count, ids, rows.reshape(ids.size, self.type.size)
-        )
+        self._add_rows(self.gradient_rows.reshape(self.size, -1), ids, rows.reshape(ids.size, self.type.size))
+
+    def touch(self, ids: np.ndarray) -> None:
+        """Say that rows get a gradient on a device.
+
+        Raises:
+            IndexRangeError: a row that is not there.
+        """
+        self._allocated_gradient()
+        nothing = np.empty((max(ids.size, self.size), 0), self.type.dtype)
+        self._add_rows(nothing[: self.size], ids, nothing[: ids.size])
+
+    def _add_rows(self, gradient: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
+        from dynbatch.cpu.trainer_kernels import add_rows
+
+        count = add_rows(gradient, self._is_touched, self._touched, self._touched_count, ids, rows)
         if count < 0:
             raise IndexRangeError(f"{self.name} has {self.size} rows: a gradient for row {ids[-1 - count]} was added")
         self._touched_count = count
@@ -190,8 +226,10 @@ class LookupParameter:
     def clear_gradient(self) -> None:
         """Set the gradient to zero, touching only the rows that have one."""
         if self._gradient is not None:
-            touched = self._touched[: self._touched_count]
-            self._gradient[touched] = 0
+            if self._gradient_copy is not None:
+                self._gradient_copy.clear()
+            else:
+                self._gradient[self._touched[: self._touched_count]] = 0
             self.mark_cleared()
 
     def grad_as_array(self) -> np.ndarray:
@@ -205,12 +243,55 @@ class LookupParameter:
 
     def as_user_rows(self, array: np.ndarray) -> np.ndarray:
         """A view of an array of the table's size, in storage order, in the user's shape ``(V, *row shape)``."""
-        return _rows_transposed(array.reshape(self.data.shape))
+        return _rows_transposed(array.reshape(self._data.shape))
 
     def mark_cleared(self) -> None:
         """Forget which rows were touched, once their gradients are zero again."""
         self._is_touched[self._touched[: self._touched_count]] = False
         self._touched_count = 0
+
+    # On a device
+
+    def flat(self) -> tuple[Any, Any]:
+        """Values and gradient as trainers' kernels take them, flat, on the device where they are."""
+        if self._buffers.device == "cpu":
+            return self.data.reshape(-1), self.gradient_rows.reshape(-1)
+        from dynbatch.cuda.devices import driver
+
+        there = driver(self._buffers.device)
+        return self.values_on(there), self.gradients_on(there)
+
+    def values_on(self, driver: Driver) -> DeviceCopy:
+        """The values on a device, flat."""
+        from dynbatch.cuda.copies import copy_for
+
+        self._values_copy = copy_for(self._values_copy, driver, self._data)
+        return self._values_copy
+
+    def gradients_on(self, driver: Driver) -> DeviceCopy:
+        """The gradient of the whole table on a device, flat."""
+        from dynbatch.cuda.copies import copy_for
+
+        self._gradient_copy = copy_for(self._gradient_copy, driver, self._allocated_gradient())
+        return self._gradient_copy
+
+    def device_values(self, driver: Driver) -> int:
+        """Address of the values on a device."""
+        return self.values_on(driver).address
+
+    def leave_device(self) -> None:
+        """Give up what is on a device, having fetched it."""
+        self._fetch()
+        self._values_copy = self._gradient_copy = None
+
+    def _fetch(self) -> None:
+        for copy in (self._values_copy, self._gradient_copy):
+            if copy is not None:
+                copy.fetch()
+
+    def _changed(self) -> None:
+        self._buffers.version += 1
+        self.mark_written()
 
     def _row(self, i: int) -> int:
         row = index(i)

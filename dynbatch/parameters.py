@@ -10,18 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dynbatch.buffers import FlatBuffers, memory_for, of_shape
-from dynbatch.config import config
+from dynbatch.config import check_device, config
 from dynbatch.constant_parameters import ConstantParameter
 from dynbatch.errors import CellError, ConfigurationError, ShapeError, user_line
 from dynbatch.graph import Operand, state
 from dynbatch.initializers import initializer_from
 from dynbatch.lookup_parameters import LookupParameter
 from dynbatch.types import Type, type_of
+
+if TYPE_CHECKING:
+    from dynbatch.cuda.driver import Driver
 
 
 class ParameterCollection:
@@ -199,20 +202,67 @@ class ParameterCollection:
 
     def mark_changed(self) -> None:
         """Say that values were written through `Parameter.data`; every other way to change them says so itself."""
-        self._buffers.version += 1
+        self._buffers.changed()
+        for table in self.root.lookup_parameters_list():
+            table.mark_written()
+
+    @property
+    def device(self) -> str:
+        """Where the parameters under the same root are used: ``"cpu"``, ``"cuda:0"``, ...; see `to`."""
+        return self._buffers.device
+
+    def to(self, device: str) -> ParameterCollection:
+        """Move all parameters under the same root, their gradients, and what trainers hold of them, to a device.
+
+        At first they are where `dynbatch.init` says. Files know no device: what was saved on one loads on another.
+
+        Arguments:
+            device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+
+        Returns:
+            This collection.
+
+        Raises:
+            ConfigurationError: no name of a device.
+            DeviceError: the device cannot be used; it says why. Nothing was moved.
+        """
+        name = check_device(device)
+        if name != self._buffers.device:
+            self._buffers.leave()
+            for table in self.root.lookup_parameters_list():
+                table.leave_device()
+            self._buffers.device = name
+            self._buffers.layout += 1
+        return self
 
     @property
     def dense_values(self) -> np.ndarray:
         """The root's flat value buffer, shared by all dense parameters under it. Moves when a parameter is added.
 
-        A parameter's values start at its ``offset``; up to 63 bytes between parameters are zero padding.
+        A parameter's values start at its ``offset``; up to 63 bytes between parameters are zero padding. On a device
+        this is a copy: to be asked for anew after each update.
         """
+        self._buffers.fetch()
         return self._buffers.values
+
+    def flat(self) -> tuple[Any, Any]:
+        """Values and gradients under the same root as trainers' kernels take them, on the device where they are."""
+        if self.device == "cpu":
+            return self.dense_values, self.dense_gradients
+        from dynbatch.cuda.devices import driver
+
+        there = driver(self.device)
+        return self._buffers.values_on(there), self._buffers.gradients_on(there)
+
+    @property
+    def buffers(self) -> FlatBuffers:
+        """The memory under the same root."""
+        return self._buffers
 
     @property
     def dense_gradients(self) -> np.ndarray:
         """The root's flat gradient buffer, laid out as `dense_values`; zeros until a gradient is added."""
-        return self._buffers.allocated_gradients()
+        return self._buffers.writable_gradients()
 
     def dense_segments(self, update: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Where this collection's dense parameters lie in `dense_values`: starts and stops, two int64 arrays.
@@ -232,9 +282,8 @@ class ParameterCollection:
 
     def reset_gradient(self) -> None:
         """Drop the gradients that were accumulated since the last update."""
-        if self._buffers.gradients is not None:
-            for parameter in self._parameters:
-                parameter.grad[...] = 0
+        for parameter in self._parameters:
+            self._buffers.clear_gradients(parameter.offset, parameter.offset + parameter.type.size)
         for table in self._lookup_parameters:
             table.clear_gradient()
 
@@ -331,16 +380,26 @@ class Parameter(Operand):
     def data(self) -> np.ndarray:
         """The values, a view in storage order (shape ``type.storage``); stale once another parameter is added.
 
-        After writing to it call `ParameterCollection.mark_changed`.
+        After writing to it call `ParameterCollection.mark_changed`. On a device this is a copy: to be asked for anew
+        after each update.
         """
+        if self._buffers.values_copy is not None:
+            self._buffers.values_copy.fetch()
         return self._data
 
     @property
     def grad(self) -> np.ndarray:
         """The gradient, a view like `data`."""
-        if self._grad is None:
-            self._buffers.allocated_gradients()
+        self._buffers.writable_gradients()
         return self._grad  # type: ignore[return-value]
+
+    def device_values(self, driver: Driver) -> int:
+        """Address of the values on a device."""
+        return self._buffers.values_on(driver).address + self.offset * self.type.dtype.itemsize
+
+    def device_gradient(self, driver: Driver) -> int:
+        """Address of the gradient on a device, where it is going to be written."""
+        return self._buffers.gradients_on(driver).target + self.offset * self.type.dtype.itemsize
 
     @property
     def update(self) -> bool:
@@ -362,7 +421,7 @@ class Parameter(Operand):
 
     def as_array(self) -> np.ndarray:
         """A copy of the values, of shape ``shape``."""
-        return np.array(self._data.T, order="C")
+        return np.array(self.data.T, order="C")
 
     def npvalue(self, recalculate: bool = False) -> np.ndarray:
         """What `as_array` returns: a parameter is an operand whose value needs no computing."""
@@ -382,20 +441,20 @@ class Parameter(Operand):
         Raises:
             ShapeError: another shape; names the parameter and both shapes.
         """
-        self._data[...] = of_shape(self.name, array, self.shape).T
-        self._buffers.version += 1
+        self.data[...] = of_shape(self.name, array, self.shape).T
+        self._buffers.changed()
 
     def zero(self) -> None:
         """Set the values and the gradient to zero."""
-        self._data[...] = 0
+        self.data[...] = 0
         if self._grad is not None:
-            self._grad[...] = 0
-        self._buffers.version += 1
+            self.grad[...] = 0
+        self._buffers.changed()
 
     def scale(self, a: float) -> None:
         """Multiply the values by a number."""
-        self._data *= a
-        self._buffers.version += 1
+        self.data[...] *= a
+        self._buffers.changed()
 
     def scale_gradient(self, a: float) -> None:
         """Multiply the gradient by a number."""

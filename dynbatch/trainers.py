@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from types import ModuleType
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +16,9 @@ from dynbatch.buffers import aligned_zeros
 from dynbatch.errors import FileFormatError, ValidityError
 from dynbatch.lookup_parameters import LookupParameter
 from dynbatch.parameters import Parameter, ParameterCollection
+
+if TYPE_CHECKING:
+    from dynbatch.cuda.copies import DeviceCopy
 
 __all__ = [
     "AMSGradTrainer",
@@ -34,12 +36,12 @@ class Part:
     """What one run of an update kernel works on: the dense parameters of a collection, or one lookup table.
 
     Attributes:
-        arrays: values, gradient and the rule's state, all flat and laid out alike.
+        arrays: values, gradient and the rule's state, all flat and laid out alike; on a device their copies there.
         starts, stops: which parts of them are updated; int64 arrays.
         keep: what the values are multiplied by at the end (weight decay), in their dtype.
     """
 
-    def __init__(self, arrays: list[np.ndarray], starts: np.ndarray, stops: np.ndarray, keep: float) -> None:
+    def __init__(self, arrays: list[Any], starts: np.ndarray, stops: np.ndarray, keep: float) -> None:
         self.arrays = arrays
         self.starts = starts
         self.stops = stops
@@ -77,6 +79,7 @@ class Trainer:
         self._updates_since_status = 0
         self._dense_state: list[np.ndarray] = []
         self._table_state: dict[LookupParameter, list[np.ndarray]] = {}
+        self._copies: dict[int, DeviceCopy] = {}  # of state on a device, by the id of the host's array
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.collection}, learning_rate={self.learning_rate})"
@@ -91,11 +94,9 @@ class Trainer:
         Raises:
             ValidityError: the norm is NaN or infinite. Nothing is changed then; the gradients are kept.
         """
-        # Imported here, since numba takes long to import and not everyone trains.
-        from dynbatch.cpu import trainer_kernels as kernels
-
+        kernels = self._kernels()
         parts, decayed = self._parts()
-        norm = math.sqrt(sum(kernels.squared_norm(part.arrays[1], part.starts, part.stops) for part in parts))
+        norm = math.sqrt(kernels.sum_of_squares([(part.arrays[1], part.starts, part.stops) for part in parts]))
         if not math.isfinite(norm):
             raise ValidityError(self._describe_bad(norm))
         clip = 1.0
@@ -109,7 +110,7 @@ class Trainer:
         self._clear_rest()
         self.updates += 1
         self._updates_since_status += 1
-        self.collection.mark_changed()
+        self.collection.buffers.version += 1
 
     def restart(self, learning_rate: float | None = None) -> None:
         """Forget momentum and moving averages, and set the learning rate if one is given.
@@ -118,6 +119,7 @@ class Trainer:
         """
         self._dense_state = []
         self._table_state = {}
+        self._copies = {}
         if learning_rate is not None:
             self.learning_rate = float(learning_rate)
 
@@ -192,9 +194,12 @@ class Trainer:
             setattr(self, setting, float(state[f"{kind}.{setting}"]))
         for name, view in self._state_views():
             view[...] = state[f"{kind}.{name}"]
+        for copy in self._copies.values():
+            copy.written()
 
     def _state_views(self) -> Iterator[tuple[str, np.ndarray]]:
         """Views of the rule's state: (slot and parameter name, array in the user's shape)."""
+        self._fetch()
         dense = self._state_of_dense()
         for name, parameter in self.collection.named_parameters().items():
             if isinstance(parameter, Parameter):
@@ -207,9 +212,11 @@ class Trainer:
 
     def _state_of_dense(self) -> list[np.ndarray]:
         """The rule's state for all dense parameters under the root; new parameters start with zeros."""
-        values = self.collection.dense_values
+        values = self.collection.buffers.values
         old = self._dense_state
         if len(old) != len(self._slots) or any(len(array) != len(values) for array in old):
+            self._fetch()
+            self._copies = {}
             self._dense_state = [aligned_zeros(len(values), values.dtype) for _ in self._slots]
             for array, before in zip(self._dense_state, old, strict=False):
                 array[: len(before)] = before
@@ -218,26 +225,57 @@ class Trainer:
     def _state_of_table(self, table: LookupParameter) -> list[np.ndarray]:
         """The rule's state for a table, flat; zeros at first."""
         if table not in self._table_state:
-            self._table_state[table] = [aligned_zeros(table.data.size, table.data.dtype) for _ in self._slots]
+            size = table.size * table.type.size
+            self._table_state[table] = [aligned_zeros(size, table.type.dtype) for _ in self._slots]
         return self._table_state[table]
+
+    def _fetch(self) -> None:
+        """Bring the state's host arrays up to date."""
+        for copy in self._copies.values():
+            copy.fetch()
 
     # One update
 
-    def _apply(self, kernels: ModuleType, part: Part, clip: float) -> None:
+    def _kernels(self) -> Any:
+        """The kernels of the rules: `dynbatch.cpu.trainer_kernels`, or those of the device."""
+        if self.collection.device == "cpu":
+            # Imported here, since numba takes long to import and not everyone trains.
+            from dynbatch.cpu import trainer_kernels
+
+            return trainer_kernels
+        from dynbatch.cuda.trainer_kernels import trainer_kernels as of_device
+
+        return of_device(self.collection.device, self.collection.dtype.name)
+
+    def _placed(self, arrays: list[np.ndarray]) -> list[Any]:
+        """State as the kernels take it."""
+        if self.collection.device == "cpu":
+            self._fetch()
+            self._copies = {}
+            return arrays
+        from dynbatch.cuda.copies import copy_for
+        from dynbatch.cuda.devices import driver
+
+        there = driver(self.collection.device)
+        for array in arrays:
+            self._copies[id(array)] = copy_for(self._copies.get(id(array)), there, array)
+        return [self._copies[id(array)] for array in arrays]
+
+    def _apply(self, kernels: Any, part: Part, clip: float) -> None:
         """Run the rule's kernel on ``part``, with gradients multiplied by ``clip``."""
         raise NotImplementedError
 
-    def _parts(self) -> tuple[list[Part], list[tuple[np.ndarray, float]]]:
+    def _parts(self) -> tuple[list[Part], list[tuple[Any, float]]]:
         """What the rule runs on, and the whole tables (with their factor) that are then to be decayed."""
         collection = self.collection
         keep = 1.0 - collection.weight_decay_lambda
-        dense = [collection.dense_values, collection.dense_gradients, *self._state_of_dense()]
+        dense = [*collection.flat(), *self._placed(self._state_of_dense())]
         parts = [Part(dense, *collection.dense_segments(), keep)]
         decayed = []
         for table in collection.lookup_parameters_list():
             if not table.update:
                 continue
-            values = table.data.reshape(-1)
+            values, gradient = table.flat()
             if self.sparse_updates:
                 starts = table.touched * table.type.size
                 stops = starts + table.type.size
@@ -246,7 +284,7 @@ class Trainer:
             else:
                 starts, stops = np.array([0]), np.array([len(values)])
             if len(starts):
-                arrays = [values, table.gradient_rows.reshape(-1), *self._state_of_table(table)]
+                arrays = [values, gradient, *self._placed(self._state_of_table(table))]
                 parts.append(Part(arrays, starts, stops, 1.0 if self.sparse_updates else keep))
         return parts, decayed
 
@@ -254,7 +292,7 @@ class Trainer:
         """Clear what the kernels have not cleared: lists of touched rows, and gradients that were not applied."""
         collection = self.collection
         for start, stop in zip(*collection.dense_segments(update=False), strict=True):
-            collection.dense_gradients[start:stop] = 0
+            collection.buffers.clear_gradients(int(start), int(stop))
         for table in collection.lookup_parameters_list():
             if table.update:
                 table.mark_cleared()
@@ -281,7 +319,7 @@ class SimpleSGDTrainer(Trainer):
     def __init__(self, m: ParameterCollection, learning_rate: float = 0.1) -> None:
         super().__init__(m, learning_rate)
 
-    def _apply(self, kernels: ModuleType, part: Part, clip: float) -> None:
+    def _apply(self, kernels: Any, part: Part, clip: float) -> None:
         real = part.arrays[0].dtype.type
         kernels.sgd(*part.arrays, part.starts, part.stops, part.keep, real(self.learning_rate * clip))
 
@@ -296,7 +334,7 @@ class MomentumSGDTrainer(Trainer):
         super().__init__(m, learning_rate)
         self.mom = float(mom)
 
-    def _apply(self, kernels: ModuleType, part: Part, clip: float) -> None:
+    def _apply(self, kernels: Any, part: Part, clip: float) -> None:
         real = part.arrays[0].dtype.type
         rate = real(self.learning_rate * clip)
         kernels.momentum(*part.arrays, part.starts, part.stops, part.keep, rate, real(self.mom), np.finfo(real).tiny)
@@ -312,7 +350,7 @@ class AdagradTrainer(Trainer):
         super().__init__(m, learning_rate)
         self.eps = float(eps)
 
-    def _apply(self, kernels: ModuleType, part: Part, clip: float) -> None:
+    def _apply(self, kernels: Any, part: Part, clip: float) -> None:
         real = part.arrays[0].dtype.type
         rate = real(self.learning_rate)
         kernels.adagrad(*part.arrays, part.starts, part.stops, part.keep, real(clip), rate, real(self.eps))
@@ -331,7 +369,7 @@ class RMSPropTrainer(Trainer):
         self.eps = float(eps)
         self.rho = float(rho)
 
-    def _apply(self, kernels: ModuleType, part: Part, clip: float) -> None:
+    def _apply(self, kernels: Any, part: Part, clip: float) -> None:
         real = part.arrays[0].dtype.type
         rate, rho = real(self.learning_rate), real(self.rho)
         rule = (real(clip), rate, real(self.eps), rho, real(1) - rho, np.finfo(real).tiny)
@@ -361,7 +399,7 @@ class AdamTrainer(Trainer):
         self.beta_2 = float(beta_2)
         self.eps = float(eps)
 
-    def _apply(self, kernels: ModuleType, part: Part, clip: float) -> None:
+    def _apply(self, kernels: Any, part: Part, clip: float) -> None:
         kernels.adam(*part.arrays, part.starts, part.stops, part.keep, *self._rule(part, clip))
 
     def _rule(self, part: Part, clip: float) -> tuple[float, ...]:
@@ -379,7 +417,7 @@ class AmsgradTrainer(AdamTrainer):
 
     _slots = ("mean", "squares", "largest")
 
-    def _apply(self, kernels: ModuleType, part: Part, clip: float) -> None:
+    def _apply(self, kernels: Any, part: Part, clip: float) -> None:
         kernels.amsgrad(*part.arrays, part.starts, part.stops, part.keep, *self._rule(part, clip))
 
 

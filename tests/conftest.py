@@ -15,7 +15,19 @@ from dynbatch.cpu.memory import Arena
 Arena.poisoned = True
 # Who multiplies is measured otherwise, and results differ by rounding from run to run. For the tests' processes too.
 os.environ.setdefault("DYNBATCH_BLAS", "own")
-THREADS = config.threads  # from the environment: `make test` gives each of pytest's processes one
+GIVEN = {name: getattr(config, name) for name in ("device", "threads")}  # by the environment
+
+TIER = "numpy" if config.device == "cpu" else "cuda"
+"""What plans say of batches that are not compiled for the CPU."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``DYNBATCH_DEVICE=cuda`` the tests run on that device, but for those of the CPU backend's own."""
+    if GIVEN["device"] != "cpu":
+        of_cpu = [item for item in items if item.get_closest_marker("cpu")]
+        config.hook.pytest_deselected(items=of_cpu)
+        items[:] = [item for item in items if not item.get_closest_marker("cpu")]
+
 
 # "ci" draws the same examples every time, so that a red build means a change and not bad luck.
 # HYPOTHESIS_PROFILE=search looks for new ones.
@@ -27,11 +39,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(autouse=True)
 def fresh_settings():
     """The default settings, whatever an earlier test chose, and a graph of that dtype."""
-    vars(config).update(vars(Config()), threads=THREADS)
+    vars(config).update(vars(Config()), **GIVEN)
     tiers.set_mode("never")
     dy.renew_cg()
     yield
-    vars(config).update(vars(Config()), threads=THREADS)
+    vars(config).update(vars(Config()), **GIVEN)
     dy.renew_cg()
 
 

@@ -51,6 +51,11 @@ class Family(Builder):
     def elements(self) -> int:
         return self.input("list", 0, type_of(self.width, self.dtype), 1)
 
+    @property
+    def others(self) -> int:
+        """Elements of another list, of which rows have other numbers."""
+        return self.input("list", 1, type_of(self.width, self.dtype), 2)
+
     def with_gradients(self, *values: int) -> tuple[int, ...]:
         """The values, and for each the gradients of its operands."""
         found = []
@@ -139,26 +144,36 @@ def lists(b: Family) -> tuple[int, ...]:
     )
 
 
+def two_lists(b: Family) -> tuple[int, ...]:
+    total = b.emit(ew.add, b.emit(segment.segment_sum, b.elements, b.ptr(1)), b.x)
+    return b.with_gradients(
+        b.emit(ew.add, total, b.emit(segment.segment_max, b.others, b.ptr(2))),
+        b.emit(segment.segment_logsumexp, b.others, b.ptr(2)),
+        b.emit(segment.segment_length, b.ptr(1), dtype=b.dtype),
+        b.emit(segment.segment_length, b.ptr(2), dtype=b.dtype),
+    )
+
+
 def draws(b: Family) -> tuple[int, ...]:
     attrs = {"shape": (b.width,), "dtype": b.dtype}
     return b.emit(random.uniform, b.index, salt=1, **attrs), b.emit(random.normal, b.index, salt=2, **attrs)
 
 
 FAMILIES: list[Callable[[Family], tuple[int, ...]]] = [
-    softmaxes, reductions, normalizations, matrices, matrix_maxima, matrix_softmaxes, lists, draws,
+    softmaxes, reductions, normalizations, matrices, matrix_maxima, matrix_softmaxes, lists, two_lists, draws,
 ]  # fmt: skip
 
 
 def random_inputs(program: Program, rows: int, width: int, seed: int = 0) -> Known:
     rng = np.random.default_rng(seed)
-    boundaries = np.concatenate(([0], np.cumsum(1 + np.arange(rows) % 3)))
+    boundaries = {d: np.concatenate(([0], np.cumsum(1 + (np.arange(rows) + d - 1) % (2 + d)))) for d in (1, 2)}
     known: Known = {}
     for value in program.values:
         if value.op is None:
-            count = {ROW: rows, SHARED: 1}.get(value.domain, int(boundaries[-1]))
+            count = {ROW: rows, SHARED: 1, **{d: int(ends[-1]) for d, ends in boundaries.items()}}[value.domain]
             key = value.kind, value.index
             if value.kind == "ptr":
-                known[key] = boundaries
+                known[key] = boundaries[value.index]
             elif value.kind == "int":
                 known[key] = rng.integers(0, width, rows)
             else:
@@ -301,12 +316,12 @@ def extreme_inputs(program: Program, width: int = 7) -> Known:
 
 def first_rows(program: Program, known: Known, rows: int) -> Known:
     """The inputs of the first rows alone."""
-    elements = int(known["ptr", 1][rows]) if ("ptr", 1) in known else 0
+    counts = {ROW: rows, SHARED: 1} | {key[1]: int(known[key][rows]) for key in known if key[0] == "ptr"}
     few = {}
     for value in program.values:
         if value.op is None:
             key = value.kind, value.index
-            count = rows + 1 if value.kind == "ptr" else {ROW: rows, SHARED: 1}.get(value.domain, elements)
+            count = rows + 1 if value.kind == "ptr" else counts[value.domain]
             few[key] = known[key][:count]
     return few
 

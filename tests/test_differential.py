@@ -109,11 +109,18 @@ CALLS: dict[str, Call] = {
                            lambda x, k: ref.scale_gradient(x, rate(k)), (4,)),
 }  # fmt: skip
 
-CELLS = ["step", "gates", "first_of_gates", "child_sum", "labelled", "nested", "embed", "picked", "chained", "moved"]
+CELLS = ["step", "gates", "first_of_gates", "child_sum", "two_lists", "labelled", "nested", "embed", "picked",
+         "chained", "moved"]  # fmt: skip
 MANUAL = ["batched_input", "lookup_batch", "to_batch", "sum_batches", "pick_batch_elem", "pick_batch", "losses_batch"]
 OTHER = ["vector", "lookup", "lookup_matrix", "lookup_constant", "parameter", "scalar"]
 EVENTS = ["value", "value_no_grad", "backward", "backward_full"]
 NAMES = [*CALLS, *CELLS, *MANUAL, *OTHER, *EVENTS]
+
+
+def cut(operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Two lists: of two, three and four operands the first has one, two and two."""
+    first = 1 + len(operands) // 3
+    return operands[:first], operands[first:]
 
 
 class Model:
@@ -145,6 +152,11 @@ class Model:
         wx = self.M * x
         kept = dy.esum([dy.cmult(dy.logistic(self.U * c + wx), c) for c in children])
         return dy.tanh(kept + dy.average(children)), dy.softmax(total)
+
+    @dy.cell
+    def two_lists(self, xs: Any, ys: Any) -> Any:
+        """Lists of different lengths, reduced side by side."""
+        return dy.tanh(dy.esum(xs) + dy.emax([dy.cmult(y, self.g) for y in ys])) + dy.logsumexp(ys)
 
     @dy.cell
     def labelled(self, h: Any, label: int, weight: float) -> Any:
@@ -281,6 +293,11 @@ class Plain:
         kept = [ref.cmult(ref.logistic(ref.add(ref.matmul(p["U"], c), wx)), c) for c in children]
         return ref.tanh(ref.add(ref.esum(kept), ref.average(children))), ref.softmax(ref.esum(children))
 
+    def _two_lists(self, *operands: ref.Var) -> tuple[ref.Var, ...]:
+        xs, ys = cut(operands)
+        top = ref.emax([ref.cmult(y, self.dense["g"]) for y in ys])
+        return (ref.add(ref.tanh(ref.add(ref.esum(xs), top)), ref.logsumexp(ys)),)
+
     def _labelled(self, h: ref.Var, label: int, weight: int) -> tuple[ref.Var, ...]:
         return (ref.scale(ref.pick_neg_log_softmax(ref.matmul(self.dense["U"], h), label), rate(weight)),)
 
@@ -352,6 +369,8 @@ class Dynbatch:
         model = self.model
         if name == "child_sum":
             return model.child_sum(operands[0], list(operands[1:]))
+        if name == "two_lists":
+            return (model.two_lists(*map(list, cut(operands))),)
         if name == "labelled":
             return (model.labelled(operands[0], payload[0], rate(payload[1])),)
         if name == "first_of_gates":
@@ -518,7 +537,7 @@ class Interpreter:
     def _cell(self, name: str) -> None:
         shapes = {"embed": [], "picked": [M], "chained": [V], "labelled": [V], "moved": [V]}.get(name, [V, V])
         operands = [self._choose(shape) for shape in shapes]
-        if name == "child_sum":
+        if name in ("child_sum", "two_lists"):
             operands += [self._choose(V) for _ in range(self._number() % 3)]
         ends = {"embed": (ROWS, ROWS), "picked": (3,), "labelled": (3, 4)}.get(name, ())
         payload = [int(self.rng.integers(n)) for n in ends]

@@ -66,6 +66,16 @@ def test_readme_example_learns_and_prints_what_the_readme_shows(tmp_path: Path) 
     assert right > 0.9 * count
 
 
+def test_the_example_of_custom_op_runs_as_written(tmp_path: Path) -> None:
+    """The example for the CPU, which is one batch; and with it that for GPUs, as far as it goes without one."""
+    on_cpu, on_gpu = [text for language, text in blocks(CHECKOUT / "docs" / "custom_op.md") if language == "python"]
+    assert re.search(r"^sparsemax +\(4,\) +1 +3 ", run_python(on_cpu, tmp_path), re.MULTILINE)
+    checked = "import dynbatch as dy\ndy.init(debug=True)\n" + on_cpu
+    assert run_python(checked, tmp_path)
+    compared = "print(sparsemax(dy.inputVector([1, 0.5, -2])).value())"
+    assert run_python(on_cpu + on_gpu + compared, tmp_path).splitlines()[-1] == "[0.75, 0.25, 0.0]"
+
+
 def test_contributing_code_is_python() -> None:
     code = re.findall(r"^ *```python\n(.*?)^ *```$", DOCUMENTS[1].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert len(code) >= 6

@@ -611,6 +611,7 @@ def start_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynbatch.batching.execution, "_idle", [])
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("strategy", ["off", "depth", "agenda"])
 def test_out_of_memory(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     """It says how much was wanted; the graph is as before, and runs once there is memory."""
@@ -634,6 +635,7 @@ def test_out_of_memory(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     assert np.isfinite(W.grad_as_array()).all() and W.grad_as_array().any()
 
 
+@pytest.mark.cpu
 def test_out_of_memory_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     start_without_memory(monkeypatch)
     W = dy.ParameterCollection().add_parameters((3000, 3))
@@ -648,6 +650,7 @@ def test_out_of_memory_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert W.grad_as_array().any()
 
 
+@pytest.mark.cpu
 def test_an_interrupted_plan_leaves_the_graph_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any failure in the middle of a plan, here in an op's own code."""
     from dynbatch.ops.elementwise import log

@@ -230,7 +230,7 @@ def test_the_drawn_curve_falls_from_the_left_to_the_right():
         (["--predict", "trees.txt"], 2, "--predict needs a model"),
         (["--evaluate", "--epochs", "3"], 2, "does not train"),
         (["--autobatch", "magic"], 2, "off"),
-        (["--device", "abacus"], 2, "cpu"),
+        (["--device", "abacus"], 1, "cpu"),
         (["--hidden", "0"], 2, "not a positive number"),
         (["--save", "no/such/folder/model"], 2, "no folder"),
         (["--data", "no-such-folder"], 1, "no-such-folder"),

@@ -6,7 +6,8 @@ comes. What sums over a whole batch (gradients of parameters) runs once at the e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,18 +15,32 @@ from dynbatch.batching import backward as reverse
 from dynbatch.batching import stream as passes
 from dynbatch.batching.depth import depth
 from dynbatch.batching.pending import Pending
-from dynbatch.batching.plan import Plan, Tables
+from dynbatch.batching.plan import Tables
 from dynbatch.compiler.ir import ROW
 from dynbatch.config import config
 from dynbatch.cpu.code import GradientCode
-from dynbatch.cpu.job import BackwardJob, Edges
-from dynbatch.cpu.pools import Pools
-from dynbatch.cpu.routine import check_finite
-from dynbatch.cpu.tiers import is_hot
+from dynbatch.cpu.job import Edges
 from dynbatch.graph import state
 
 if TYPE_CHECKING:
     from dynbatch.batching.execution import Execution
+
+
+class Final(NamedTuple):
+    """All rows of a signature in a backward plan.
+
+    Attributes:
+        signature: its number in the graph.
+        tables, b: index tables, and which batch of them this is.
+        nodes: the rows' nodes.
+        follows: whether they follow each other in their pool.
+    """
+
+    signature: int
+    tables: Tables
+    b: int
+    nodes: np.ndarray
+    follows: bool
 
 
 class BackwardRun:
@@ -110,8 +125,7 @@ class BackwardRun:
             for place, (v, column) in code.results.items():
                 base[s, place] = bases[v] + column
                 stride[s, place] = code.width(v)
-        seed = arena.allocate(1)
-        arena.mem[seed] = 1
+        seed = arena.one()
         self.edge_location = np.full(x.words + 1, -1, np.int64)
         self.edge_location[x.words] = seed
         self.ptr = np.zeros(x.values + 1, np.int64)
@@ -137,47 +151,30 @@ class BackwardRun:
         lists = [k for k, g in self.x.pools[s].signature.program.groups.items() if g == domain]
         return self.elements[s][lists[0]]
 
-    def run(self, plan: Plan) -> list[tuple[Any, Any]]:
-        """Run the batches, then what sums over all of them; returns (parameter, gradient) pairs."""
-        x, arena, clock = self.x, self.x.arena, plan.clock
-        starts = self.starts.tolist()
-        for b in range(self.signatures.size - 1, -1, -1):
-            begin = clock()
-            s = self.tables.signature_list[b]
-            pools, code = x.pools[s], self.codes[s]
-            nodes = self.order[starts[b] : starts[b + 1]]
-            routine = code.routine(not config.check_validity and is_hot(code.digest, nodes.size))
-            destination = {}
-            for v in code.stored:
-                domain = code.program.values[v].domain
-                at = self.batch_row[b] if domain == ROW else self._element_start(s, b, domain)
-                destination[v] = self.bases[s][v] + at * code.width(v)
-            job = self._job(self.tables, b, pools, nodes, bool(self.runs[b]), destination)
-            routine.run(job)
-            plan.add(routine, job, clock() - begin, pools.shapes)
-            arena.release_scratch()
-        plan.show_in_debug()
-        return self._finish()
+    def nodes(self, b: int) -> np.ndarray:
+        """Those of batch ``b``."""
+        return self.order[self.starts[b] : self.starts[b + 1]]
+
+    def destination(self, b: int) -> dict[int, int]:
+        """Where the stored values of batch ``b`` go."""
+        s = self.tables.signature_list[b]
+        code, found = self.codes[s], {}
+        for v in code.stored:
+            domain = code.program.values[v].domain
+            at = self.batch_row[b] if domain == ROW else self._element_start(s, b, domain)
+            found[v] = self.bases[s][v] + at * code.width(v)
+        return found
 
     def _element_start(self, s: int, b: int, domain: int) -> int:
         lists = [k for k, g in self.x.pools[s].signature.program.groups.items() if g == domain]
         return self.batch_element[b][lists[0]]
 
-    def _job(
-        self, tables: Tables, b: int, pools: Pools, nodes: np.ndarray, run: bool, destination: dict[int, int]
-    ) -> BackwardJob:
-        x = self.x
-        job = BackwardJob(x.arena, tables, b, pools.signature, nodes.size, x.data, destination)
-        job.pools, job.nodes_row, job.run = pools, x.row[nodes], run
-        job.first, job.edges = x.first[nodes], self.edges
-        return job
-
-    def _finish(self) -> list[tuple[Any, Any]]:
-        """Gradients of parameters: one product or sum over all rows of a signature."""
+    def finals(self) -> Iterator[Final]:
+        """All rows of each signature whose parameters get a gradient, as one batch."""
         x = self.x
         trained = [s for s, code in self.codes.items() if code.slots]
         if not trained:
-            return []
+            return
         by_signature = np.argsort(np.repeat(self.signatures, np.diff(self.starts)), kind="stable")
         order = self.order[by_signature]
         bounds = np.concatenate(([0], np.cumsum(self.sizes)))
@@ -185,27 +182,9 @@ class BackwardRun:
         order = np.concatenate([order[bounds[s] : bounds[s + 1]] for s in trained])
         starts = np.concatenate(([0], np.cumsum(self.sizes[chosen])))
         tables = Tables(x, order, starts, chosen)
-        found: list[tuple[Any, Any]] = []
         for b, s in enumerate(trained):
-            pools, code = x.pools[s], self.codes[s]
-            routine = code.routine(not config.check_validity and is_hot(code.digest, 0))
             nodes = order[starts[b] : starts[b + 1]]
-            job = self._job(tables, b, pools, nodes, bool((np.diff(x.row[nodes]) == 1).all()), {})
-            frame = routine.frame(job)
-            for v, value in enumerate(code.program.values):
-                if value.kind == "fwd" and value.domain == ROW:
-                    frame.location[v] = job.kept(value.index)
-            for v in code.stored:
-                frame.location[v] = self.bases[s][v]
-            for step in routine.final:
-                step(frame)
-            if config.check_validity:
-                check_finite(frame, "over all its batches", sorted(routine.late))
-            for kind, slot, v in code.slots:
-                parameter = pools.signature.binding[slot]
-                array = frame.array(v)
-                found.append((parameter, array if kind == "table" else array[0]))
-        return found
+            yield Final(s, tables, b, nodes, bool((np.diff(x.row[nodes]) == 1).all()))
 
     def gradient(self, vid: int, type: Any) -> np.ndarray:
         """The gradient of a value after a full backward pass, in the user's shape; zeros where it is not reached."""
@@ -216,7 +195,7 @@ class BackwardRun:
         s = int(x.sig[node])
         v, column = self.codes[s].outputs[vid - int(x.first[node])]
         start = self.bases[s][v] + int(self.place[node]) * self.codes[s].width(v) + column
-        return np.array(x.arena.view(start, type.storage).T, order="C")
+        return np.array(x.arena.read(np.array([start]), type.storage)[0].T, order="C")
 
 
 def _padded(mask: np.ndarray, size: int) -> np.ndarray:

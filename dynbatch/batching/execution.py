@@ -14,6 +14,7 @@ import numpy as np
 
 from dynbatch.batching import stream as passes
 from dynbatch.batching.agenda import agenda
+from dynbatch.batching.backends import backend
 from dynbatch.batching.backward_run import BackwardRun
 from dynbatch.batching.depth import depth
 from dynbatch.batching.layout import arrange
@@ -22,12 +23,8 @@ from dynbatch.batching.pending import Pending
 from dynbatch.batching.plan import Plan, Tables
 from dynbatch.batching.reuse import Key, Reusable, plans
 from dynbatch.config import config
-from dynbatch.cpu.job import Job
-from dynbatch.cpu.memory import Arena
 from dynbatch.cpu.pools import Pools
-from dynbatch.cpu.threads import plan_threads
-from dynbatch.cpu.tiers import is_hot
-from dynbatch.errors import BackwardError, DynbatchError
+from dynbatch.errors import BackwardError, DeviceError, DynbatchError
 from dynbatch.graph import Graph, state
 
 STRATEGIES = {"off": off, "depth": depth, "agenda": agenda}
@@ -49,7 +46,8 @@ class Execution:
 
     def __init__(self, graph: Graph) -> None:
         self.dtype = np.dtype(graph.dtype)
-        self.arena = Arena(graph.dtype)
+        self.backend = backend()
+        self.arena = self.backend.arena(graph.dtype)
         self.stream = np.empty(0, np.int64)
         self.payload = np.empty(0, np.float64)
         self.data = np.empty(0, self.dtype)
@@ -146,9 +144,15 @@ class Execution:
 
     def _add_signatures(self) -> None:
         graph = self.graph
-        if len(self.pools) == len(graph.signatures):
+        if len(self.layout) == len(graph.signatures):  # which is set last: an interrupt before leaves this to do
             return
         for signature in graph.signatures[len(self.pools) :]:
+            for p in signature.binding:
+                if p.root.device != self.backend.name:
+                    raise DeviceError(
+                        f"parameter {p.name} of {signature.program.name} is on {p.root.device}, and the graph runs on "
+                        f"{self.backend.name}: move it with ParameterCollection.to, or choose the device with init"
+                    )
             self.pools.append(Pools(signature))
         rows, places = [], []
         for pools in self.pools:
@@ -161,10 +165,10 @@ class Execution:
                     assert value.type is not None
                     sizes[value.index + (args if value.kind == "list" else 0)] = value.type.size
             places.append(sizes)
-        self.layout = np.array(rows, np.int64)
         self.widths = np.zeros((len(places), max(1, *(len(p) for p in places))), np.int64)
         for s, sizes in enumerate(places):
             self.widths[s, : len(sizes)] = sizes
+        self.layout = np.array(rows, np.int64)
 
     @property
     def pending(self) -> np.ndarray:
@@ -179,7 +183,7 @@ class Execution:
     def has(self, targets: list[int]) -> bool:
         """Whether all of these values are computed."""
         seen = self.values if self._replayed is None else self._replayed.location.size
-        for t in targets:  # a loop, since most reads are of one value: it is faster than `all` there
+        for t in targets:  # noqa: SIM110  most reads are of one value, for which `all` is slower
             if t >= seen or self.location[t] < 0:
                 return False
         return True
@@ -190,7 +194,8 @@ class Execution:
             return
         key = None
         if join and not state.keep and not self.values and self._replayed is None:
-            key = Key(self.graph, state.strategy or config.autobatch, targets)
+            place = (self.backend.name, self.arena.layout)
+            key = Key(self.graph, state.strategy or config.autobatch, targets, place)
             known = plans.find(key)
             if known is not None:
                 self._run_again(known)
@@ -226,8 +231,7 @@ class Execution:
         try:
             self._reserve(known.starts, known.signatures)
             plan.schedule_seconds = plan.clock() - begin
-            with plan_threads():
-                self._run(plan, known.tables, known.row[known.order[known.starts[:-1]]])
+            self.backend.forward(self, plan, known.tables, known.row[known.order[known.starts[:-1]]])
         except BaseException:
             self._restore(before)
             raise
@@ -266,8 +270,7 @@ class Execution:
             self._place(order, starts, signatures)
             self._tables = Tables(self, order, starts, signatures)
             plan.schedule_seconds = plan.clock() - begin
-            with plan_threads():
-                self._run(plan, self._tables, self.row[order[starts[:-1]]])
+            self.backend.forward(self, plan, self._tables, self.row[order[starts[:-1]]])
         except BaseException:
             self._undo(order, before)
             raise
@@ -368,30 +371,10 @@ class Execution:
             self.location[first : first + self.layout[self.sig[n], passes.OUTS]] = -1
         self._restore(before)
 
-    def _run(self, plan: Plan, tables: Tables, first_rows: np.ndarray) -> None:
-        """Run the batches of a plan, whose first rows in their signatures' pools these are."""
-        keep, check = state.keep, config.check_validity
-        clock, arena, data = plan.clock, self.arena, self.data
-        tables.forms.clear()
-        for b, (s, row) in enumerate(zip(tables.signature_list, first_rows.tolist())):
-            begin = clock()
-            pools = self.pools[s]
-            code, rows = pools.code, tables.rows(b)
-            # the NumPy tier sees every value, so that a check names the op
-            routine = code.routine(keep, not check and is_hot(code.digest, rows))
-            segment = pools.find(row, row + rows)
-            assert segment is not None
-            at = row - segment.first_row
-            destination = {v: base + at * code.width(v) for v, base in segment.bases.items()}
-            job = Job(arena, tables, b, pools.signature, rows, data, destination)
-            routine.run(job)
-            plan.add(routine, job, clock() - begin, pools.shapes)
-            arena.release_scratch()
-        plan.show_in_debug()
-
-    def value(self, vid: int, type: Any) -> np.ndarray:
-        """A copy of a computed value, in the user's shape."""
-        return np.array(self.arena.view(int(self.location[vid]), type.storage).T, order="C")
+    def read(self, vids: list[int], type: Any) -> list[np.ndarray]:
+        """Copies of computed values of one type, in the user's shape."""
+        found = self.arena.read(self.location[vids], type.storage)
+        return [np.array(value.T, order="C") for value in found]
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -408,13 +391,7 @@ class Execution:
         try:
             run.prepare(loss)
             plan.schedule_seconds = plan.clock() - begin
-            with plan_threads():
-                found = run.run(plan)
-            for parameter, gradient in found:
-                if isinstance(gradient, tuple):
-                    parameter.add_gradient(*gradient)
-                else:
-                    parameter.grad[...] += gradient
+            self.backend.backward(run, plan)
             done = True
         finally:
             self.arena.release_scratch()
@@ -453,7 +430,7 @@ _idle: list[Execution] = []
 def take_execution(graph: Graph) -> Execution:
     """An execution for a graph: one that an earlier graph has left, or a new one."""
     for i in range(len(_idle) - 1, -1, -1):  # the one used last, whose pages are warm
-        if _idle[i].dtype.name == graph.dtype:
+        if _idle[i].dtype.name == graph.dtype and _idle[i].backend is backend():
             execution = _idle.pop(i)
             execution.start(graph)
             return execution

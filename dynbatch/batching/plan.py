@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dynbatch.batching.stream import ARGS, INTS, fill_tables, table_sizes
 from dynbatch.config import config
-
-if TYPE_CHECKING:
-    from dynbatch.cpu.job import Job
-    from dynbatch.cpu.routine import Routine
 
 
 class Tables:
@@ -109,7 +105,7 @@ class BatchReport:
         seconds: time it ran.
         gathered: bytes copied to bring its operands together.
         viewed: bytes of operands that lay together already and were passed as views.
-        tier: ``numpy`` or ``compiled``.
+        tier: ``numpy``, ``compiled`` or ``cuda``.
         shapes: of the outputs.
     """
 
@@ -196,8 +192,8 @@ class Plan:
         """Run time of each batch, in order."""
         return [b.seconds for b in self.batch_reports]
 
-    def add(self, routine: Routine, job: Job, seconds: float, shapes: str) -> None:
-        """Report a batch that has run."""
+    def add(self, routine: Any, job: Any, seconds: float, shapes: str) -> None:
+        """Report a batch that has run, of a backend's routine and job."""
         item = job.arena.itemsize
         name, tier = routine.program.name, job.tier
         report = BatchReport(name, job.rows, seconds, job.gathered * item, job.viewed * item, tier, shapes)

@@ -28,14 +28,19 @@ _SAMPLE = 512  # bytes at the start, in the middle and at the end of a recording
 
 
 class Key:
-    """What a graph must have in common with an earlier one: all of it is compared, and a sample of it is hashed."""
+    """What a graph must have in common with an earlier one: all of it is compared, and a sample of it is hashed.
+
+    Arguments:
+        graph, strategy, targets: what is to be computed, and how.
+        place: what its values' locations depend on besides.
+    """
 
     __slots__ = ("_hash", "parts")
 
-    def __init__(self, graph: Graph, strategy: str, targets: list[int]) -> None:
+    def __init__(self, graph: Graph, strategy: str, targets: list[int], place: Any = None) -> None:
         recorded = (graph.stream, graph.floats, graph.lanes, graph.phase_marks, graph.skips)
         stream, *others = [bytes(memoryview(a)) for a in recorded]
-        self.parts = (stream, *others, strategy, tuple(targets), tuple(map(id, graph.signatures)), graph.dtype)
+        self.parts = (stream, *others, strategy, tuple(targets), tuple(map(id, graph.signatures)), graph.dtype, place)
         middle = len(stream) // 2
         sample = stream[:_SAMPLE], stream[middle : middle + _SAMPLE], stream[-_SAMPLE:]
         self._hash = hash((len(stream), *sample))
@@ -100,7 +105,7 @@ class PlanCache:
 
     def wants(self, key: Key) -> bool:
         """Whether the plan of this graph is worth keeping: an equal one came before. Notes that it came."""
-        fingerprint = hash(key.parts)
+        fingerprint = hash(key.parts[:-1])  # the place settles while plans run
         with self._lock:
             if fingerprint in self._seen:
                 return True

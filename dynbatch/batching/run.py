@@ -62,7 +62,7 @@ def values(expression: Expression) -> np.ndarray:
     with _lock:
         execution = _execution(expression.graph)
         execution.forward(vids)
-        found = [execution.value(vid, expression.type) for vid in vids]
+        found = execution.read(vids, expression.type)
     return found[0] if len(found) == 1 else np.stack(found, axis=-1)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dynbatch.compiler.fuse_matmul import fuse_matmul
 from dynbatch.compiler.gradient import gradient, read_by_gradient
 from dynbatch.compiler.ir import SHARED, Program
 from dynbatch.compiler.keep import choose_kept
+from dynbatch.compiler.placement import is_vector_concatenation
 from dynbatch.config import config
 from dynbatch.cpu.emit import CompiledRoutine
-from dynbatch.cpu.routine import Routine, is_vector_concatenation, late_values
+from dynbatch.cpu.routine import Routine, late_values
 from dynbatch.cpu.tiers import digest
 from dynbatch.ops.shape import pick_range, reshape
 
@@ -23,6 +26,7 @@ class ForwardCode:
         stored: what goes to pools, by whether intermediates are kept.
         checks: whether under ``debug`` there is something to check, which the NumPy tier does.
         digest: names the Program in the counts of `dynbatch.cpu.tiers`.
+        devices: how it runs on devices, made by their backend.
     """
 
     def __init__(self, source: Program) -> None:
@@ -33,6 +37,7 @@ class ForwardCode:
         self.stored = {False: stored, True: stored + self.kept}
         self.checks = _checks_in_debug(program)
         self.digest = digest(repr(program))
+        self.devices: dict[Any, Any] = {}
         self._routines: dict[tuple[bool, bool], Routine] = {}
         self._gradients: dict[tuple[object, ...], GradientCode] = {}
 
@@ -88,6 +93,7 @@ class GradientCode:
             value its rows lie in, and the column where they start.
         outputs: the same for the gradients of outputs, where they were asked for.
         slots: ``(kind, slot, value)`` of parameter gradients.
+        devices: as of `ForwardCode`.
     """
 
     def __init__(self, program: Program, forward: ForwardCode) -> None:
@@ -120,6 +126,7 @@ class GradientCode:
         self.stored = tuple(sorted(stored))
         self.checks = _checks_in_debug(program)
         self.digest = digest(repr(program))
+        self.devices: dict[Any, Any] = {}
         self._routines: dict[bool, Routine] = {}
 
     def routine(self, compiled: bool) -> Routine:

@@ -200,7 +200,7 @@ class _Generator(KernelBody):
     def source(self) -> KernelSource:
         loops = [line for i in sorted(self.stored | set(self.sinks)) for line in self._loops(i)]
         by_element = self.grouped and self.domain > ROW
-        each = [self.elements()] if by_element else []
+        each = [self.elements(next(i for i in self.body.outer if self.body.is_boundaries(i)))] if by_element else []
         place, row = self.numbers, "e" if by_element else "r"
         targets = []
         for k, v in enumerate(self.outputs):
@@ -270,7 +270,7 @@ class _Generator(KernelBody):
         return [*start, *inner.nest(step), *(["for j in range(w):", f"    {finish[0]}"] if finish else [])]
 
     def _reduce_segments(self, i: int, op: SegmentReduction) -> list[str]:
-        source = self.values[i].args[0]
+        source, boundaries = self.values[i].args
         initial = self.constant(repr(float(op.initial)))
         reach = self.reach(i)
         loop = _Loop(self, reach)
@@ -278,7 +278,7 @@ class _Generator(KernelBody):
         step = loop.nest([*loop.lines, f"{target} = {self.formula(op.formula, {'x': target, 'y': term})}"])
         start = _Loop(self, reach)
         first = start.nest([f"{start.at(self.name(i), reach)} = {initial}"])
-        return [*first, self.elements(), *(f"    {line}" for line in (*loop.inside, *step))]
+        return [*first, self.elements(boundaries), *(f"    {line}" for line in (*loop.inside, *step))]
 
     def _length(self, i: int) -> list[str]:
         x = self.operand(self.values[i].args[0]).name
@@ -302,9 +302,9 @@ class _Generator(KernelBody):
         self.reads.append(read)
         return read
 
-    def elements(self) -> str:
-        """The loop over a row's list elements."""
-        x = self.operand(next(i for i in self.body.outer if self.body.is_boundaries(i))).name
+    def elements(self, boundaries: int) -> str:
+        """The loop over a row's list elements, by the value that says where they begin and end."""
+        x = self.operand(boundaries).name
         return f"for e in range({x}[r], {x}[r + 1]):"
 
     def constant(self, text: str) -> str:

@@ -20,12 +20,12 @@ import numpy as np
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, SHARED
-from dynbatch.compiler.kernel_body import resolve
+from dynbatch.compiler.placement import Placement, is_vector_concatenation
 from dynbatch.cpu import kernels, products, tiers
 from dynbatch.cpu.codegen import generate
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.products import Factor
-from dynbatch.cpu.routine import Routine, is_vector_concatenation
+from dynbatch.cpu.routine import Routine
 from dynbatch.cpu.split import splitter
 from dynbatch.cpu.team import TEAM
 from dynbatch.ops.indexing import lookup
@@ -160,9 +160,6 @@ class _Emitter:
         self.kernels: dict[str, str] = {}
         self.prepared: list[tuple[int, str]] = []
         self.widths: list[int] = []
-        self.home = [(v, 0) for v in range(len(self.values))]
-        self.stride = [v.type.size if v.type else 1 for v in self.values]
-        self.part_of: dict[int, tuple[int, int]] = {}
         self.located: set[int] = set()
         self.arrays: set[int] = set()
         self.inputs: dict[str, str] = {}  # locations that Python knows, and how
@@ -182,23 +179,12 @@ class _Emitter:
 
     def _plan_memory(self, skip: frozenset[int] | set[int]) -> None:
         """What is an alias, what is written into a concatenation, and what needs rows in the arena."""
-        values, late_home = self.values, self.routine.late_home
+        values = self.values
         written = {v for item in self.schedule if isinstance(item, Region) for v in item.outside}
-        for v, value in enumerate(values):
-            if v in skip or value.op is None:
-                continue
-            if v not in self.stored:
-                self.home[v] = resolve(self.program, v)
-            if is_vector_concatenation(self.program, v):
-                column = 0
-                for a in value.args:
-                    fits = (a in written or values[a].op is matmul) and a not in self.stored
-                    elsewhere = late_home.get(a, (v, column)) != (v, column)
-                    if fits and not elsewhere and a not in self.part_of and values[a].domain == value.domain:
-                        self.part_of[a] = (v, column)
-                        self.stride[a] = self._size(v)
-                    column += self._size(a)
-        spaced = set(written)
+        strided = written | {v for v, value in enumerate(values) if value.op is matmul}
+        placement = Placement(self.program, skip, self.stored, self.routine.late_home, strided)
+        self.home, self.stride, self.part_of = placement.home, placement.stride, placement.part_of
+        spaced = written
         for source in self.sources.values():
             spaced |= {o.value for o in source.operands if o.kind == "affine"}
         for v, value in enumerate(values):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,11 @@ class Arena:
         self._checked = [0, self._half]  # up to where memory was found to be available
         self.peak = 0
 
+    @property
+    def used(self) -> int:
+        """Bytes of values."""
+        return self.top * self.itemsize
+
     def allocate(self, elements: int) -> int:
         """Offset of fresh space for values, which lasts until `reset`; its content is undefined."""
         start = self.top
@@ -95,6 +101,21 @@ class Arena:
         """Give back all values above ``top``."""
         self.top = top
         self._scratch = self._half
+
+    @property
+    def layout(self) -> Any:
+        """Equal where the same requests give the same locations."""
+        return None
+
+    def one(self) -> int:
+        """Offset of a 1, which lasts until `reset`."""
+        start = self.allocate(1)
+        self.mem[start] = 1
+        return start
+
+    def read(self, locations: np.ndarray, storage: tuple[int, ...]) -> np.ndarray:
+        """A copy of the values at these offsets, in storage order."""
+        return np.stack([self.view(start, storage) for start in locations.tolist()])
 
     def view(self, offset: int, shape: tuple[int, ...]) -> np.ndarray:
         """The values at an offset, C-ordered."""

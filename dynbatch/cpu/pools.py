@@ -65,6 +65,13 @@ class Pools:
                 return segment if end <= segment.end_row else None
         return None
 
+    def destination(self, row: int, count: int) -> dict[int, int]:
+        """Where the stored values of new rows go, which `reserve` has made room for."""
+        segment = self.find(row, row + count)
+        assert segment is not None
+        at = row - segment.first_row
+        return {v: base + at * self.code.width(v) for v, base in segment.bases.items()}
+
     def locate(self, v: int, rows: np.ndarray) -> np.ndarray:
         """Location of stored value ``v`` of each row."""
         width = self.code.width(v)

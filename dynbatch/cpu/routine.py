@@ -19,7 +19,6 @@ from dynbatch.cpu.job import Job
 from dynbatch.cpu.memory import Arena
 from dynbatch.cpu.products import Factor
 from dynbatch.errors import ValidityError
-from dynbatch.ops.shape import concatenate
 from dynbatch.signature import Signature
 
 Step = Callable[["Frame"], None]
@@ -268,11 +267,3 @@ def check_finite(frame: Frame, where: str, values: Iterable[int]) -> None:
             what = "NaN" if np.isnan(found).any() else "infinity"
             inside = f" in {program.name}" if value.op.name != program.name else ""
             raise ValidityError(f"{what} computed by {value.op.name}{inside}, {where} ({frame.rows} rows)")
-
-
-def is_vector_concatenation(program: Program, v: int) -> bool:
-    """Whether value ``v`` puts vectors one after the other in each row."""
-    value = program.values[v]
-    if value.op is not concatenate or value.domain == SHARED or dict(value.attrs)["dim"] != 0:
-        return False
-    return len(value.type.shape) == 1  # type: ignore[union-attr]

@@ -11,6 +11,8 @@ values are multiplied by at the end (weight decay).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dynbatch.cpu.jit import jit
@@ -18,6 +20,11 @@ from dynbatch.cpu.jit import jit
 # No fused multiply-add and no other order of the sums: the rules round as they are written. error_model="numpy",
 # since with Python's a division needs a branch and the loop does not vectorize.
 _rule = jit(error_model="numpy")
+
+
+def sum_of_squares(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> float:
+    """Of parts of arrays, as `squared_norm` takes them."""
+    return sum(squared_norm(*part) for part in parts)
 
 
 @jit(error_model="numpy", fastmath={"reassoc", "contract"})

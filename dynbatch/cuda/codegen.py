@@ -118,7 +118,8 @@ class _Generator(KernelBody):
         self.vector = 1 if walks_lists or arrays > _MOST_ARRAYS else vector(dtype)
         self.row = _Scope(self)
         if self.by_element:
-            self.boundaries()  # come first, since the row of an element follows from them
+            # comes first, since the row of an element follows from it
+            self.operand(next(i for i in self.body.outer if self.body.is_boundaries(i)))
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
@@ -285,10 +286,6 @@ class _Generator(KernelBody):
         self.reads.append(read)
         return read
 
-    def boundaries(self) -> str:
-        """Name of the array that says where each row's list elements begin and end."""
-        return self.operand(next(i for i in self.body.outer if self.body.is_boundaries(i))).name
-
 
 class _Scope(Terms["_Generator"]):
     """Where statements stand, and what they are about: an element along a column ``j``, a column ``c``, a list element.
@@ -387,7 +384,7 @@ class _Scope(Terms["_Generator"]):
 
     def _reduce_segment(self, i: int, op: SegmentReduction) -> str:
         g = self.generator
-        x, name = g.boundaries(), f"s{i}{self.suffix}"
+        x, name = g.operand(g.values[i].args[-1]).name, f"s{i}{self.suffix}"
         if op is segment_length:
             return f"real({x}[r + 1] - {x}[r])"
         inner = _Scope(g, self, e="e")

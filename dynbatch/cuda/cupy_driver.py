@@ -6,7 +6,7 @@ Written for CuPy 14 and 13.5, which are imported only when a driver is asked for
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -107,6 +107,7 @@ class CupyDriver(Driver):
     """See `Driver`. Under ``debug`` each launch is waited for, so that a fault names its kernel."""
 
     def __init__(self, index: int) -> None:
+        super().__init__()
         cuda = _cupy().cuda
         self._compile_errors = (cuda.compiler.CompileException, cuda.nvrtc.NVRTCError)
         self._cublas = cuda.cublas
@@ -204,6 +205,13 @@ class CupyDriver(Driver):
         """See `Driver.launch`."""
         with _Turn(self, f"kernel {kernel.name}"):
             kernel(grid, block, shared, args)
+            if config.debug and not self.stream.is_capturing():
+                self.stream.synchronize()
+
+    def launch_with(self, name: str, launcher: Callable[..., None], *args: Any) -> None:
+        """See `Driver.launch_with`."""
+        with _Turn(self, f"kernel {name}"):
+            launcher(self.device.id, self.stream.ptr, *args)
             if config.debug and not self.stream.is_capturing():
                 self.stream.synchronize()
 

@@ -55,10 +55,15 @@ def driver(name: str) -> Driver:
         ConfigurationError: no name of a CUDA device, or ``DYNBATCH_CUDA_DRIVER`` names no driver.
         DeviceError: CuPy, the CUDA driver or the device is missing, or too old.
     """
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or not (index.isdecimal() or name == "cuda"):
+    return _driver(int(full_name(name)[5:]))
+
+
+def full_name(name: object) -> str:
+    """The name of a CUDA device with its index; raises as `driver` does for what is none."""
+    kind, _, index = str(name).partition(":")
+    if not isinstance(name, str) or kind != "cuda" or not (index.isdecimal() or name == "cuda"):
         raise ConfigurationError(f'unknown device {name!r}: choose "cpu", "cuda" or "cuda:1"')
-    return _driver(int(index or 0))
+    return f"cuda:{int(index or 0)}"
 
 
 @functools.cache

@@ -7,7 +7,8 @@ kernels on the CPU. Nothing else in this package knows CuPy.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,18 @@ class Driver(ABC):
 
     properties: Properties
     red_zone: int = 0
+
+    def __init__(self) -> None:
+        self._discarded: deque[int] = deque()
+
+    def discard(self, address: int) -> None:
+        """Free an allocation with the next `free_discarded`: for finalizers, which run at any moment."""
+        self._discarded.append(address)
+
+    def free_discarded(self) -> None:
+        """Give back what was discarded; before a plan, or memory of parameters, is asked for."""
+        while self._discarded:
+            self.free(self._discarded.popleft())
 
     @abstractmethod
     def allocate(self, nbytes: int) -> int:
@@ -123,6 +136,15 @@ class Driver(ABC):
         """
 
     @abstractmethod
+    def launch_with(self, name: str, launcher: Callable[..., None], *args: Any) -> None:
+        """Have another library launch a kernel on this stream.
+
+        Arguments:
+            name: of the kernel, for errors.
+            launcher: it is called with the index of the device, the handle of the stream, and ``args``.
+        """
+
+    @abstractmethod
     def gemm(
         self, dtype: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int,
         alpha: float, a: int, lda: int, b: int, ldb: int, beta: float, c: int, ldc: int,
@@ -162,7 +184,7 @@ class Driver(ABC):
 
     @abstractmethod
     def begin_capture(self) -> None:
-        """From here on `launch`, `fill` and both products are recorded instead of run; nothing else is allowed."""
+        """From here on launches, `fill` and both products are recorded instead of run; nothing else is allowed."""
 
     @abstractmethod
     def end_capture(self) -> Any:

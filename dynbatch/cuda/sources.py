@@ -18,7 +18,7 @@ FILES = {
         "softmax", "log_softmax", "softmax_gradient", "log_softmax_gradient", "one_hot_argmax", "normalize",
         "normalize_gradient",
     ),
-    "lists": ("segment_first", "element_keys"),
+    "lists": ("segment_first",),
     "products": ("product", "product_of_columns"),
     "gather_product": ("gather_product_64", "gather_product_16", "gather_product_4"),
     "trainers": (
@@ -54,22 +54,26 @@ class Kernels:
     Arguments:
         driver: of the device.
         dtype: ``"float32"`` or ``"float64"``.
+
+    Attributes:
+        choices: what `dynbatch.cuda.products` has found to be faster here.
     """
 
     def __init__(self, driver: Driver, dtype: str) -> None:
-        self._driver = driver
-        self._dtype = dtype
+        self.driver = driver
+        self.dtype = dtype
+        self.choices: dict[Any, str] = {}
         self._found: dict[str, Any] = {}
 
     def fixed(self, name: str) -> Any:
         """A kernel of `FILES`, for `Driver.launch`."""
         if name not in self._found:
-            module = self._driver.module(text(_FILE_OF[name], self._dtype))
+            module = self.driver.module(text(_FILE_OF[name], self.dtype))
             self._found.update({kernel: module.kernel(kernel) for kernel in FILES[_FILE_OF[name]]})
         return self._found[name]
 
     def generated(self, text: str) -> Any:
         """A generated kernel, by its text."""
         if text not in self._found:
-            self._found[text] = self._driver.module(generated(text, self._dtype)).kernel("kernel")
+            self._found[text] = self.driver.module(generated(text, self.dtype)).kernel("kernel")
         return self._found[text]

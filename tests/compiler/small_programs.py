@@ -44,16 +44,16 @@ def ops(program: Program) -> list[str]:
 def inputs(*programs: Program, seed: int = 0) -> Values:
     """Random values of every input."""
     rng = np.random.default_rng(seed)
-    pointers = np.concatenate(([0], np.cumsum(LENGTHS)))
+    pointers = {d: np.concatenate(([0], np.cumsum(np.roll(LENGTHS, d - 1) + d - 1))) for d in range(1, 4)}
     found: Values = {}
     for program in programs:
         for value in program.values:
             key = value.kind, value.index
             if value.op is not None or key in found or value.kind == "fwd":
                 continue
-            count = {ROW: ROWS, SHARED: 1}.get(value.domain, int(pointers[-1]))
+            count = {ROW: ROWS, SHARED: 1, **{d: int(ends[-1]) for d, ends in pointers.items()}}[value.domain]
             if value.kind == "ptr":
-                found[key] = pointers
+                found[key] = pointers[value.index]
             elif value.kind == "int":
                 found[key] = rng.integers(0, 2, ROWS)
             else:
@@ -106,7 +106,7 @@ def programs(draw: Any) -> Program:
     b = Builder()
     rows = [arg(b), arg(b, 1)]
     scalars = [arg(b, 2, type_of(1, "float64"))]
-    elements = [b.input("list", 0, V, 1)]
+    lists = [[b.input("list", k, V, k + 1)] for k in range(2)]
     for _ in range(draw(st.integers(1, 14))):
         name = draw(st.sampled_from(CHOICES))
         i, j = draw(st.integers(0, 9)), draw(st.integers(0, 9))
@@ -126,10 +126,12 @@ def programs(draw: Any) -> Program:
             both = b.emit(concatenate, x, y, dim=0)
             rows.append(b.emit(pick_range, both, start=i % 4, stop=i % 4 + 3, dim=0))
         elif name == "element":
+            elements = lists[j % 2]
             elements.append(b.emit(ew.logistic, b.emit(ew.add, elements[-1 - i % len(elements)], y)))
         elif name == "reduce":
-            rows.append(b.emit(segment_sum, elements[-1 - i % len(elements)], b.ptr(1)))
+            elements = lists[j % 2]
+            rows.append(b.emit(segment_sum, elements[-1 - i % len(elements)], b.ptr(1 + j % 2)))
         else:
             rows.append(b.emit(ew.add, x, b.emit(ew.tanh, slot(b, 4, V))))
     ends = [rows[-1 - draw(st.integers(0, 5)) % len(rows)] for _ in range(draw(st.integers(1, 3)))]
-    return b.finish(tuple(ends), name="random", layout=(3, 1, 0, 0, 5))
+    return b.finish(tuple(ends), name="random", layout=(3, 2, 0, 0, 5))

@@ -35,6 +35,7 @@ from tests.kernel_families import (
     random_inputs,
     reductions,
     softmaxes,
+    two_lists,
 )
 
 
@@ -98,7 +99,9 @@ def test_nothing_runs_alone(make: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("make", [softmaxes, reductions, normalizations, matrix_maxima, matrix_softmaxes, lists])
+@pytest.mark.parametrize(
+    "make", [softmaxes, reductions, normalizations, matrix_maxima, matrix_softmaxes, lists, two_lists]
+)
 def test_kernels_keep_nan_and_infinity(make: Any, dtype: str) -> None:
     """Rows in which one extreme value meets ordinary ones, and rows of that value alone."""
     check_kernels(make, dtype, 7, extreme_inputs)

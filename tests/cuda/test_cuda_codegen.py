@@ -32,6 +32,7 @@ from tests.kernel_families import (
     random_inputs,
     reductions,
     softmaxes,
+    two_lists,
 )
 
 pytestmark = needs_compiler
@@ -127,7 +128,7 @@ def test_kernels_keep_nan_and_infinity(make: Any, dtype: str) -> None:
     check_kernels(make, dtype, 8, True, lambda program: extreme_inputs(program, 8))
 
 
-@pytest.mark.parametrize("make", [softmaxes, reductions, normalizations, matrix_softmaxes, lists])
+@pytest.mark.parametrize("make", [softmaxes, reductions, normalizations, matrix_softmaxes, lists, two_lists])
 def test_a_row_depends_on_nothing_but_itself(make: Any) -> None:
     """Neither on the number of rows, nor on where it lies, nor on the order of threads."""
 

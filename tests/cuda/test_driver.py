@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cupy import CUDARuntimeError, FakeCupy
+from fake_cupy import STREAM, CUDARuntimeError, FakeCupy
 
 import dynbatch as dy
 from dynbatch.cuda import cupy_driver, devices
@@ -257,6 +258,34 @@ def test_a_graph_runs_again_what_was_recorded(device):
 
 
 # ---- What the emulator refuses beyond that
+
+
+def test_another_library_launches_by_the_driver(device):
+    calls = []
+    device.launch_with("mine", lambda *given: calls.append(given), "a", 1)
+    assert [rest for _, _, *rest in calls] == [["a", 1]]
+
+
+def test_cupys_driver_lends_its_device_and_stream(fake):
+    calls = []
+    launcher = lambda *given: calls.append((*given, list(fake.current)))  # noqa: E731
+    cupy_driver.driver(1).launch_with("mine", launcher)
+    assert calls == [(1, STREAM, ["device 1", "stream"])]
+
+
+def test_the_emulator_captures_and_watches_what_another_library_launches():
+    device = cuda_emulator.driver(0)
+    calls = []
+    device.begin_capture()
+    device.launch_with("mine", lambda *given: calls.append(given))
+    graph = device.end_capture()
+    assert calls == []
+    device.launch_graph(graph)
+    device.launch_graph(graph)
+    assert calls == [(0, 0), (0, 0)]
+    address = device.allocate(8)
+    with pytest.raises(DeviceError, match="kernel mine wrote out of bounds"):
+        device.launch_with("mine", lambda *given: ctypes.memset(address + 8, 1, 8))
 
 
 def test_the_emulator_copies_and_multiplies_within_allocations_only():

@@ -667,3 +667,9 @@ def test_what_nvrtc_does_not_know_the_emulator_does_not_know_either():
     for name in ("INFINITY", "NAN", "int64_t", "FLT_MAX", "printf_"):
         with pytest.raises(CompileError):
             driver(0).module(f'extern "C" __global__ void f(double* x) {{ x[0] = (double)sizeof({name}); }}')
+
+
+def test_a_kernel_may_have_the_name_of_a_function_of_c(device):
+    source = 'extern "C" __global__ void drand48_r(int* x) { x[threadIdx.x] = 7; }'
+    (found,) = run(device, source, "drand48_r", (1, 1, 1), (4, 1, 1), [np.zeros(4, np.int32)])
+    assert found.tolist() == [7] * 4

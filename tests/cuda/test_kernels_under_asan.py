@@ -1,4 +1,4 @@
-"""The kernels' tests in float32 once more, in a process in which AddressSanitizer watches every access."""
+"""The kernels' tests in float32, and plans on a device, in a process in which AddressSanitizer watches every access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cuda_emulator import asan
 
 HERE = Path(__file__).parent
 FILES = ["test_rows_and_sums.py", "test_shape_kernels.py", "test_product_kernels.py", "test_trainer_kernels.py",
-         "test_cuda_codegen.py"]  # fmt: skip
+         "test_cuda_codegen.py", "test_device.py"]  # fmt: skip
 
 
 @needs_compiler

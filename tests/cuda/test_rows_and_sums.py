@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dynbatch.cuda import launches
-from dynbatch.ops.random import element_key
+from dynbatch.cuda.edges import count_edges, list_edges
 from dynbatch.ops.segment import segment_first
 from tests.cuda.device import SEEDS, Device, needs_compiler
 
@@ -68,18 +68,31 @@ def test_sums_over_edges(width: int, dtype: str) -> None:
     location[edges[1]] = -1
     for output in (0, 1):
         first = np.array([2, 0, 6, 4])
+        total, start = count_edges(first, output, ptr, edges, location, width)
+        boundaries, places = np.empty(5, np.int64), np.empty(total, np.int64)
+        list_edges(first, output, ptr, edges, location, boundaries, places)
+        assert (start, boundaries[-1]) == (-1, total)
         mem = np.concatenate((numbers(dtype, 8000), np.full(2000, GUARD, dtype)))
         expected = mem.copy()
         for r, node in enumerate(first):
             lines = [location[edges[e]] for e in range(ptr[node + output], ptr[node + output + 1])]
             lines = [mem[at : at + width] for at in lines if at >= 0]
-            total = lines[0].copy() if lines else np.zeros(width, dtype)
+            sums = lines[0].copy() if lines else np.zeros(width, dtype)
             for line in lines[1:]:
-                total += line
-            expected[8000 + r * width : 8000 + (r + 1) * width] = total
+                sums += line
+            expected[8000 + r * width : 8000 + (r + 1) * width] = sums
         launch = teams(4, width, dtype)
-        device.fixed("sum_edges", launch, mem, 4, np.int32(width), 8000, first, output, ptr, edges, location)
+        device.fixed("sum_edges", launch, mem, 4, np.int32(width), 8000, boundaries, places)
         np.testing.assert_array_equal(mem, expected)
+
+
+def test_single_edges_that_follow_each_other_are_found() -> None:
+    """Also beside edges from which no gradient comes; in any other order they are summed."""
+    ptr, edges, first = np.array([0, 1, 3, 4]), np.arange(4), np.arange(3)
+    assert count_edges(first, 0, ptr, edges, np.array([40, -1, 45, 50]), 5) == (3, 40)
+    assert count_edges(first, 0, ptr, edges, np.array([40, 45, -1, 55]), 5) == (3, -1)
+    assert count_edges(first, 0, ptr, edges, np.array([40, 45, 50, 55]), 5) == (4, -1)
+    assert count_edges(first, 0, ptr, edges, np.array([-1, 45, -1, 50]), 5) == (2, -1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -149,10 +162,3 @@ def test_mask_of_a_lists_maximum(dtype: str) -> None:
             found = mem[300 : 300 + 6 * (width + 1)].reshape(6, width + 1)
             np.testing.assert_array_equal(found[:, :width], segment_first.numpy(x, boundaries))
             assert (found[:, width] == GUARD).all()
-
-
-def test_keys_of_list_elements() -> None:
-    boundaries, keys = np.array([0, 1, 4, 6]), np.array([7, -1, 2**62])
-    found = np.zeros(6, np.int64)
-    Device("float32").fixed("element_keys", launches.elements(6), found, 3, 6, boundaries, keys)
-    np.testing.assert_array_equal(found, element_key.numpy(keys, boundaries))

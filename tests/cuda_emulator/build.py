@@ -24,7 +24,8 @@ from tests.cuda_emulator import asan
 HERE = Path(__file__).parent
 COMPILER = "g++"
 
-_COMMON = ["-std=c++17", "-shared", "-fPIC", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=off"]
+# -Bsymbolic: a kernel may have the name of a C library function, which would be called instead.
+_COMMON = ["-std=c++17", "-shared", "-Wl,-Bsymbolic", "-fPIC", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=off"]
 _COMMON += ["-fsanitize=address", "-fsanitize-sections=emulator_shared"] if asan.ENABLED else []
 _RUNTIME = ["-O2", *_COMMON, "-Wall", "-Wextra"]
 # The runtime answers what these checks call, so the library that g++ has for them is left out.

@@ -101,6 +101,7 @@ class Emulator(Driver):
     red_zone = 64
 
     def __init__(self, index: int) -> None:
+        super().__init__()
         self.properties = Properties(f"emulator {index}", (7, 5), 64 << 30, 1, _SHARED)
         self.seed = _seed()
         self._memory = Memory(self.properties.memory)
@@ -191,6 +192,17 @@ class Emulator(Driver):
         damaged = self._memory.damaged()
         if damaged is not None:
             raise DeviceError(f"kernel {kernel.name} wrote out of bounds, to a zone that begins at {damaged:#x}")
+
+    def launch_with(self, name: str, launcher: Callable[..., None], *args: Any) -> None:
+        """See `Driver.launch_with`."""
+
+        def launch() -> None:
+            launcher(0, 0, *args)
+            damaged = self._memory.damaged()
+            if damaged is not None:
+                raise DeviceError(f"kernel {name} wrote out of bounds, to a zone that begins at {damaged:#x}")
+
+        self._do(launch)
 
     def gemm(
         self, dtype: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int,

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import math
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,17 @@ from tests.cuda_emulator import asan, build
 ALIGNMENT = 256  # bytes; as many lie before and behind each allocation
 _UNWRITTEN = 0xFF  # NaN in any type
 POISON = 0xCD
+
+
+def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
+    """One thread at a time."""
+
+    @functools.wraps(method)
+    def locked(self: Memory, *args: Any) -> Any:
+        with self._lock:
+            return method(self, *args)
+
+    return locked
 
 
 class Memory:
@@ -32,6 +46,7 @@ class Memory:
     def __init__(self, size: int) -> None:
         self.size = size
         self.used = 0
+        self._lock = threading.RLock()  # a driver may be asked by several threads
         self._shadow = asan.Shadow() if asan.ENABLED else None
         self._blocks: dict[int, np.ndarray] = {}  # by address; with the zones around
         self._sizes: dict[int, int] = {}
@@ -44,6 +59,7 @@ class Memory:
             for address, nbytes in self._poisoned.items():
                 self._shadow.unpoison(address, nbytes)
 
+    @_alone
     def allocate(self, nbytes: int) -> int:
         """See `Driver.allocate`."""
         if nbytes > self.size - self.used:
@@ -62,6 +78,7 @@ class Memory:
         self.poison(address + nbytes, padded - nbytes + ALIGNMENT)
         return address
 
+    @_alone
     def free(self, address: int) -> None:
         """See `Driver.free`."""
         if address not in self._sizes:
@@ -74,6 +91,7 @@ class Memory:
         self.used -= self._sizes.pop(address)
         del self._blocks[address]
 
+    @_alone
     def poison(self, address: int, nbytes: int) -> None:
         """See `Driver.poison`."""
         view(address, (nbytes,), np.uint8)[:] = POISON
@@ -82,6 +100,7 @@ class Memory:
         if self._shadow:
             self._shadow.poison(address, nbytes)
 
+    @_alone
     def unpoison(self, address: int, nbytes: int) -> None:
         """See `Driver.unpoison`; zones are taken back as they were given."""
         if self._poisoned.get(address) != nbytes:
@@ -92,6 +111,7 @@ class Memory:
             self._shadow.unpoison(address, nbytes)
         view(address, (nbytes,), np.uint8).fill(_UNWRITTEN)
 
+    @_alone
     def damaged(self) -> int | None:
         """Address of a zone that something has written to, None if there is none; it is whole again then.
 
@@ -107,6 +127,7 @@ class Memory:
         view(address, (nbytes,), np.uint8).fill(POISON)
         return address
 
+    @_alone
     def check(self, what: str, address: int, nbytes: int) -> None:
         """Whether these bytes lie in one allocation and none of them is poisoned.
 
@@ -126,7 +147,8 @@ class Memory:
     def _zones(self) -> np.ndarray:
         """(address, size) of what is poisoned."""
         if self._table is None:
-            self._table = np.array(list(self._poisoned.items()), np.int64).reshape(-1, 2)
+            zones = self._poisoned.copy()  # collecting garbage may free memory, and take zones away, at any time
+            self._table = np.array(list(zones.items()), np.int64).reshape(-1, 2)
         return self._table
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import dynbatch as dy
+from tests import custom_kernels
 
 Arrays = list[np.ndarray]
 Shape = tuple[int, ...]
@@ -622,6 +623,17 @@ def _batch_elements() -> list[Row]:
     ]  # fmt: skip
 
 
+def _custom() -> list[Row]:
+    gate = dy.custom_op("gate", **custom_kernels.on_cpu("gate"))
+    weigh = dy.custom_op("weigh", **custom_kernels.on_cpu("weigh"))
+    return [
+        Row("custom_op", lambda xs, p, s: gate(*xs), lambda xs, p, s: custom_kernels.gate_reference(*xs),
+            variants([(3,), (3,)]), note="gate"),
+        Row("custom_op", lambda xs, p, s: weigh(*xs), lambda xs, p, s: custom_kernels.weigh_reference(*xs),
+            variants([(2, 3), (3,)], [(1, 2), (2,)]), note="weigh"),
+    ]  # fmt: skip
+
+
 ROWS = [
     *_inputs(),
     *_arithmetic(),
@@ -632,6 +644,7 @@ ROWS = [
     *_shapes(),
     *_normalization(),
     *_batch_elements(),
+    *_custom(),
 ]
 
 OF_THEIR_OWN = {

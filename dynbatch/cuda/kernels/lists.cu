@@ -14,13 +14,3 @@ extern "C" __global__ void segment_first(real* mem, integer rows, integer start,
         mem[start + e * step + j] = here ? real(1) : real(0);
     }
 }
-
-// A random key for each list element, from its row's; see dynbatch/ops/random.py. A thread for each element.
-extern "C" __global__ void element_keys(integer* keys, integer rows, integer elements, const integer* boundaries,
-                                        const integer* row_keys) {
-    const integer e = integer(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (e >= elements) return;
-    const integer r = row_of_element(boundaries, rows, e);
-    const bits64 place = bits64(e - boundaries[r] + 1);
-    keys[e] = integer(math::mix(bits64(row_keys[r]) + place * 0xD1B54A32D192ED03ULL));
-}

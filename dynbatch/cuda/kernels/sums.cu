@@ -2,27 +2,22 @@
 //
 // No atomics: the order of additions is fixed.
 
-// For each value first[r] + output, the sum of the gradients that its consumers wrote to their edges, in the edges'
-// order; a negative location means that no gradient comes from there. A team for each row; rows from `start` on.
-extern "C" __global__ void sum_edges(real* mem, integer rows, int width, integer start, const integer* first,
-                                     integer output, const integer* ptr, const integer* edges,
-                                     const integer* edge_location) {
+// For each row, the sum of the gradients that its consumers wrote to their edges, in the edges' order: those at offsets
+// boundaries[r] to boundaries[r + 1]. A team for each row; rows follow each other from `start` on.
+extern "C" __global__ void sum_edges(real* mem, integer rows, int width, integer start, const integer* boundaries,
+                                     const integer* offsets) {
     const integer r = integer(blockIdx.x) * blockDim.y + threadIdx.y;
     if (r >= rows) return;
-    const integer v = first[r] + output;
     for (int j = WIDE * threadIdx.x; j < width; j += WIDE * blockDim.x) {
         const int left = width - j;
         real sum[WIDE] = {};
-        bool filled = false;  // the first term is copied, not added to zero: a negative zero stays
-        for (integer e = ptr[v]; e < ptr[v + 1]; ++e) {
-            const integer here = edge_location[edges[e]];
-            if (here < 0) continue;
+        const integer begin = boundaries[r];
+        for (integer e = begin; e < boundaries[r + 1]; ++e) {
             real x[WIDE];
-            load(x, mem + here + j, left);
+            load(x, mem + offsets[e] + j, left);
 #pragma unroll
-            for (int k = 0; k < WIDE; ++k)
-                if (k < left) sum[k] = filled ? sum[k] + x[k] : x[k];
-            filled = true;
+            for (int k = 0; k < WIDE; ++k)  // the first is copied, not added to zero: a negative zero stays
+                if (k < left) sum[k] = e > begin ? sum[k] + x[k] : x[k];
         }
         store(mem + start + r * width + j, sum, left);
     }

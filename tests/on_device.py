@@ -1,0 +1,39 @@
+"""The suite on a device that is not there: ``python -m tests.on_device [ARGUMENTS OF PYTEST]``.
+
+Tests that are not of one backend run with ``device="cuda"`` on the emulator, the threads of each block in shuffled
+order. Without g++ nothing runs, which one line says.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests import cuda_emulator
+
+FILES = [
+    "tests/ops", "tests/test_cell.py", "tests/test_differential.py", "tests/test_dynet_agreement.py",
+    "tests/test_errors.py", "tests/test_guards.py", "tests/test_initializers.py", "tests/test_map.py",
+    "tests/test_parameters.py", "tests/test_phases.py", "tests/test_reuse.py", "tests/test_rnn.py", "tests/test_run.py",
+    "tests/test_serialization.py", "tests/test_static.py", "tests/test_tracing.py", "tests/test_trainers.py",
+    "tests/test_treelstm.py",
+]  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Run them; returns the exit status."""
+    if not cuda_emulator.available():
+        print("tests.on_device: not run, since the emulator of a CUDA device needs g++")
+        return 0
+    os.environ["DYNBATCH_DEVICE"] = "cuda"
+    os.environ["DYNBATCH_CUDA_DRIVER"] = "tests.cuda_emulator"
+    os.environ.setdefault("DYNBATCH_EMULATOR_SEED", "1")
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    status = pytest.main([*FILES, *arguments])
+    return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
