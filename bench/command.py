@@ -28,6 +28,7 @@ from dynbatch.errors import FileFormatError
 PEERS = sorted({system.library for system in SYSTEMS.values() if system.peer})
 STRATEGIES = ("agenda", "depth", "off")
 MODES = ("infer", "train")
+QUICK = ("birnn", "lm", "treelstm")  # the models of the five-minute version
 BUSY = 0.3  # of the cores; with as many other processes the figures are of no use
 
 
@@ -39,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     known = models.names()
-    parser.add_argument("--models", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument(
+        "--models", nargs="+", choices=known, default=list(QUICK), metavar="NAME", help=", ".join(known)
+    )
     parser.add_argument("--hidden", nargs="+", type=positive, default=[64], metavar="N", help="hidden sizes")
     parser.add_argument("--batch", nargs="+", type=positive, default=[64], metavar="N", help="minibatch sizes")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES), help="forward only, or training steps")

@@ -12,6 +12,7 @@ import numpy as np
 
 FORGET_BIAS = 1.0
 LSTM = ("W_x", "W_h", "b")  # names of its weights, in the order of the builders
+TORCH_NAMES = ("weight_ih", "weight_hh", "bias_ih")  # those of the same in PyTorch
 SHORTEST, LONGEST = 5, 40  # words of a generated sentence
 WORDS = 2000  # in generated sentences
 
@@ -103,11 +104,20 @@ def torch_lstm(weights: Weights, suffixes: tuple[str, ...]) -> tuple[Any, list[t
     lstm = torch.nn.LSTM(inputs, hidden, bidirectional=len(suffixes) == 2)
     parameters = []
     for suffix, end in zip(suffixes, ("", "_reverse")):
-        for name, kind in zip(LSTM, ("weight_ih", "weight_hh", "bias_ih")):
+        for name, kind in zip(LSTM, TORCH_NAMES):
             parameters.append((getattr(lstm, f"{kind}_l0{end}"), torch_order(weights[name + suffix])))
         constant = getattr(lstm, f"bias_hh_l0{end}").requires_grad_(False)
         constant.zero_()[hidden : 2 * hidden] = FORGET_BIAS
     return lstm, parameters
+
+
+def torch_rnn(weights: Weights) -> tuple[Any, list[tuple[Any, np.ndarray]]]:
+    """``torch.nn.RNN`` with these weights (without suffix), and its parameters with their values; one bias is 0."""
+    import torch
+
+    rnn = torch.nn.RNN(weights["W_x"].shape[1], weights["W_h"].shape[1])
+    rnn.bias_hh_l0.requires_grad_(False).zero_()
+    return rnn, [(getattr(rnn, f"{kind}_l0"), weights[name]) for name, kind in zip(LSTM, TORCH_NAMES)]
 
 
 class TorchStep:
@@ -148,7 +158,8 @@ def packed(batch: list[tuple], columns: int) -> tuple[list[Any], Any]:
     Arguments:
         batch: of each sentence, its columns: words, and what else there is for each word.
 
-    Returns each column of all sentences as one tensor, and how many sentences are as long as each position.
+    Returns each column of all sentences as one tensor, and how many sentences are as long as each position, a tensor
+    of the CPU in any case.
     """
     import torch
 
@@ -159,5 +170,5 @@ def packed(batch: list[tuple], columns: int) -> tuple[list[Any], Any]:
         for column in range(columns):
             table[column, k, : lengths[k]] = sentence[column]
     inside = (np.arange(lengths[0]) < lengths[:, None]).T
-    found = [torch.from_numpy(table[column].T[inside]) for column in range(columns)]
-    return found, torch.from_numpy(inside.sum(1))
+    found = [torch.tensor(table[column].T[inside]) for column in range(columns)]
+    return found, torch.tensor(inside.sum(1), device="cpu")

@@ -181,6 +181,14 @@ class Dynet(DynetStyle):
         self.dy = importlib.import_module("dynet")
         return self.dy.__version__
 
+    def assign(self, parameter: Any, value: np.ndarray) -> None:
+        """A table of matrices takes them one by one, as vectors of their columns."""
+        if value.ndim == 3:
+            for index, matrix in enumerate(value):
+                parameter.init_row(index, matrix.T.ravel().tolist())
+        else:
+            super().assign(parameter, value)
+
     def infer(self, batch: list) -> tuple[float, dict[str, float]]:
         """Scheduling is part of running: DyNet does not tell."""
         begin = clock()

@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ DEFAULT_EPOCHS = 5
 COMPARED_MINIBATCHES = 5
 COMPARED_SECONDS = 5.0  # per strategy, and less to warm up; "off" is slow, and its figure settles early
 WARM_UP_SECONDS = 2.0
+ONE_BY_ONE = "one by one"
 
 
 class Task:
@@ -40,6 +41,8 @@ class Task:
         metric: the entry of `measure` that tells which epoch was best.
         shape_flags: the flags that the parameters' shapes depend on; a saved model fixes them.
         demo: values of flags for ``--demo``.
+        maps: whether instances run in `Task.each`, since what they do depends on values.
+        one_by_one: whether they then run in a plain loop.
     """
 
     name = "model"
@@ -47,6 +50,8 @@ class Task:
     metric = "dev_accuracy"
     shape_flags: tuple[str, ...] = ("hidden",)
     demo: ClassVar[dict[str, Any]] = {}
+    maps = False
+    one_by_one = False
 
     def __init__(self, collection: dy.ParameterCollection, args: argparse.Namespace, vocabulary: dict) -> None:
         """Adds the parameters to ``collection``; all that this needs beyond the flags is in ``vocabulary``."""
@@ -86,6 +91,16 @@ class Task:
     def batch_loss(self, instances: list) -> dy.Expression:
         """The sum of the losses of a minibatch."""
         return dy.esum([self.loss(instance) for instance in instances])
+
+    def each(self, fn: Callable[[Any], Any], instances: list) -> list:
+        """`dy.map`, or under ``--one-by-one`` a loop in its place that gives the same results."""
+        if not self.one_by_one:
+            return dy.map(fn, instances)
+        results = []
+        for number, instance in enumerate(instances):
+            with dy.stream(number):
+                results.append(fn(instance))
+        return results
 
     def predict(self, instances: list) -> list:
         """What the model says of each instance of a minibatch. Record them all, then read values: so they batch."""
@@ -152,6 +167,9 @@ def argument_parser(task_class: type[Task]) -> argparse.ArgumentParser:
     )
     running.add_argument("--device", default="cpu", help="where to compute: cpu, cuda or cuda:1 (default: %(default)s)")
     running.add_argument("--threads", type=positive, metavar="N", help="the most to use (default: all cores)")
+    if task_class.maps:
+        loop = f"run one of the {task_class.unit} after the other, without dy.map"
+        running.add_argument("--one-by-one", action="store_true", help=loop)
     other = parser.add_argument_group("what else to do")
     other.add_argument("--evaluate", action="store_true", help="measure on the dev data, without training")
     other.add_argument("--predict", metavar="FILE", help="print what the model of --load says of each instance there")
@@ -170,7 +188,7 @@ def positive(text: str) -> int:
     return value
 
 
-_NOT_SAVED = {"epochs", "time_limit", "save", "load", "autobatch", "device", "threads"} | {
+_NOT_SAVED = {"epochs", "time_limit", "save", "load", "autobatch", "device", "threads", "one_by_one"} | {
     "evaluate", "predict", "compare", "plot", "json", "demo",
 }  # fmt: skip
 
@@ -216,14 +234,15 @@ class Throughput:
     batches: int = 0
     losses: list[float] = field(default_factory=list)  # per instance, of each minibatch
 
-    def add(self, instances: int, loss: float, plan: Plan, seconds: float) -> None:
-        """Counts one more minibatch; ``loss`` is per instance."""
+    def add(self, instances: int, loss: float, plan: Plan | None, seconds: float) -> None:
+        """Counts one more minibatch; ``loss`` is per instance, ``plan`` None if it had very many."""
         self.instances += instances
         self.minibatches += 1
         self.seconds += seconds
         self.loss += loss * instances
-        self.nodes += plan.nodes
-        self.batches += plan.batches
+        if plan is not None:
+            self.nodes += plan.nodes
+            self.batches += plan.batches
         self.losses.append(loss)
 
     def report(self, unit: str) -> dict[str, Any]:
@@ -232,17 +251,24 @@ class Throughput:
             return {f"{unit}_per_s": None, "nodes": None, "batches": None}
         return {
             f"{unit}_per_s": self.instances / self.seconds,
-            "nodes": self.nodes / self.minibatches,
-            "batches": self.batches / self.minibatches,
+            "nodes": self.nodes / self.minibatches or None,
+            "batches": self.batches / self.minibatches or None,
         }
 
 
-def train_step(task: Task, trainer: dy.Trainer, batch: list) -> tuple[float, Plan]:
+def forward_plan(task: Task) -> Plan | None:
+    """What a minibatch ran before its loss was asked for, or all of it; None for a loop that reads values."""
+    if not task.maps:
+        return dy.plan()
+    return None if task.one_by_one else dy.plan("map")
+
+
+def train_step(task: Task, trainer: dy.Trainer, batch: list) -> tuple[float, Plan | None]:
     """One minibatch: record, run, differentiate, update. Returns the loss per instance and the forward plan."""
     dy.renew_cg()
     loss = task.batch_loss(batch) / len(batch)
     value = loss.value()
-    plan = dy.plan()
+    plan = forward_plan(task)
     loss.backward()
     trainer.update()
     return value, plan
@@ -286,7 +312,7 @@ def predict(task: Task, instances: list, batch_size: int, what: str) -> tuple[li
             started = time.perf_counter()
             dy.renew_cg()
             predictions += task.predict(batch)
-            total.add(len(batch), 0.0, dy.plan(), time.perf_counter() - started)
+            total.add(len(batch), 0.0, forward_plan(task), time.perf_counter() - started)
             bar.update(len(batch))
     return predictions, total
 
@@ -294,19 +320,24 @@ def predict(task: Task, instances: list, batch_size: int, what: str) -> tuple[li
 def compare(task: Task, trainer: dy.Trainer, train: list, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Trains on the same few minibatches under every strategy, from the same parameters, which it leaves as they were.
 
+    A model whose instances run in `Task.each` also does so with a loop in place of `dy.map`, as "one by one".
+
     Returns, per strategy, ``<unit>_per_s`` of training steps, ``nodes`` and ``batches`` a minibatch, and ``loss``, the
     mean of the first minibatches; it must be the same for all.
     """
     batches = list(minibatches(train, args.batch_size, epoch_order(len(train), args.seed, 0)))[:COMPARED_MINIBATCHES]
     found: dict[str, Throughput] = {}
+    ways = [*STRATEGIES, *([ONE_BY_ONE] if task.maps else [])]
+    loop = task.one_by_one
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder) / "start.safetensors"
         dy.save_checkpoint(start, task.collection, trainer)
 
-        def timed(strategy: str, seconds: float, bar: tqdm) -> Throughput:
+        def timed(way: str, seconds: float, bar: tqdm) -> Throughput:
             dy.load_checkpoint(start, task.collection, trainer)
             total = Throughput()
-            with dy.autobatch(strategy):
+            task.one_by_one = way == ONE_BY_ONE
+            with dy.autobatch(args.autobatch if task.one_by_one else way):
                 for batch in batches:
                     started = time.perf_counter()
                     loss, plan = train_step(task, trainer, batch)
@@ -316,10 +347,11 @@ def compare(task: Task, trainer: dy.Trainer, train: list, args: argparse.Namespa
                         break
             return total
 
-        with tqdm(total=2 * len(STRATEGIES) * len(batches), desc="comparing strategies", leave=False) as bar:
-            for strategy in STRATEGIES:
-                timed(strategy, WARM_UP_SECONDS, bar)  # whatever is compiled or allocated at first use
-                found[strategy] = timed(strategy, COMPARED_SECONDS, bar)
+        with tqdm(total=2 * len(ways) * len(batches), desc="comparing strategies", leave=False) as bar:
+            for way in ways:
+                timed(way, WARM_UP_SECONDS, bar)  # whatever is compiled or allocated at first use
+                found[way] = timed(way, COMPARED_SECONDS, bar)
+        task.one_by_one = loop
         dy.load_checkpoint(start, task.collection, trainer)
     common = min(total.minibatches for total in found.values())
     return {
@@ -334,10 +366,8 @@ def comparison_table(rows: dict[str, dict[str, Any]], unit: str) -> str:
     base = rows["off"][f"{unit}_per_s"]
     for strategy, row in rows.items():
         rate = row[f"{unit}_per_s"]
-        lines.append(
-            f"{strategy:<10}{rate:>12,.0f}{rate / base:>12.1f}x{row['nodes']:>10,.0f}{row['batches']:>10,.0f}"
-            f"{row['loss']:>12.4f}"
-        )
+        nodes, batches = ("-" if row[key] is None else f"{row[key]:,.0f}" for key in ("nodes", "batches"))
+        lines.append(f"{strategy:<10}{rate:>12,.0f}{rate / base:>12.1f}x{nodes:>10}{batches:>10}{row['loss']:>12.4f}")
     return "\n".join(lines)
 
 
@@ -355,6 +385,8 @@ def run(task_class: type[Task], args: argparse.Namespace) -> dict[str, Any]:
     train, dev = train[: args.limit], dev[: args.limit]
     vocabulary = dy.load_metadata(args.load)["vocabulary"] if args.load else task_class.vocabulary(args, train)
     task = task_class(dy.ParameterCollection(), args, vocabulary)
+    if task.maps:
+        task.one_by_one = args.one_by_one
     trainer = task.trainer(args.learning_rate)
     state: dict[str, Any] = {"epoch": 0, "history": [], "train_loss": None}
     if args.load:
@@ -392,10 +424,12 @@ def run(task_class: type[Task], args: argparse.Namespace) -> dict[str, Any]:
     report[f"{task.metric}_per_epoch"] = [figures[task.metric] for figures in history]
     report |= {"train_loss": state["train_loss"], "strategy": args.autobatch} | speed.report(task.unit)
     if speed.minibatches:
+        batches = ONE_BY_ONE
+        if report["nodes"] is not None:
+            batches = f"{report['nodes']:,.0f} nodes in {report['batches']:,.0f} batches a minibatch"
         print(
             f"\n{task.metric.replace('_', ' ')} {report[task.metric]:.4f}; "
-            f"{report[f'{task.unit}_per_s']:,.0f} {task.unit}/s; {report['nodes']:,.0f} nodes in "
-            f"{report['batches']:,.0f} batches a minibatch ({args.autobatch})"
+            f"{report[f'{task.unit}_per_s']:,.0f} {task.unit}/s; {batches} ({args.autobatch})"
         )
     if args.compare:
         report["compare"] = compare(task, trainer, train, args)

@@ -3,20 +3,19 @@
 Kai Sheng Tai, Richard Socher, Christopher Manning: "Improved Semantic Representations From Tree-Structured Long
 Short-Term Memory Networks", ACL 2015; numbers in parentheses are its equations. The model is written for one tree, as
 in the paper. Nothing in it says how trees are batched: the calls of a cell that can run together do, across the trees
-of a minibatch. Flags, training loop and saving are in `models/training.py`.
+of a minibatch. The data and the softmax are in `models/node_classifier.py`, flags, training loop and saving in
+`models/training.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import ClassVar
 
 import dynbatch as dy
-from dynbatch.errors import FileFormatError
 from models import training
-from models.trees import Tree, binarized, listops, read_trees
+from models.node_classifier import NodeClassifier
 
 State = tuple[dy.Expression, dy.Expression]
 """The state (h, c) of a node: two vectors of size `hidden`."""
@@ -104,91 +103,26 @@ class ChildSumTreeLSTM(TreeLSTM):
         return self.compose([h for h, _ in children], [c for _, c in children])
 
 
-class TreeClassifier(training.Task):
+class TreeClassifier(NodeClassifier):
     """A class for every node of a tree: a TreeLSTM under a softmax."""
 
     name = "treelstm"
-    unit = "trees"
-    metric = "dev_accuracy"
     shape_flags = ("hidden", "cell")
     demo: ClassVar = {"hidden": 64, "learning_rate": 0.05, "epochs": 8, "time_limit": 75.0}
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
+        NodeClassifier.add_arguments(parser)
         parser.add_argument(
             "--cell", choices=("binary", "childsum"), default="binary", help="which TreeLSTM (default: %(default)s)"
         )
-        parser.add_argument(
-            "--dropout", type=float, default=0.0, metavar="RATE", help="of h under the softmax (default: %(default)s)"
-        )
 
     @classmethod
-    def data(cls, args: argparse.Namespace) -> tuple[list[Tree], list[Tree]]:
-        if args.data is None:
-            trees = listops(5000, binary=args.cell == "binary")
-            return trees[500:], trees[:500]
-        return cls.read(Path(args.data) / "train.txt", args), cls.read(Path(args.data) / "dev.txt", args)
+    def is_binary(cls, args: argparse.Namespace) -> bool:
+        return args.cell == "binary"
 
-    @classmethod
-    def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Tree]:
-        trees = read_trees(path, labels)
-        for number, tree in enumerate(trees, start=1):
-            if labels and tree.label is None:
-                raise FileFormatError(f"{path}: the root of tree {number} has no label")
-        return [binarized(tree) for tree in trees] if args.cell == "binary" else trees
-
-    @classmethod
-    def vocabulary(cls, args: argparse.Namespace, trees: list[Tree]) -> dict:
-        words = {node.word for tree in trees for node in tree.nodes if node.word is not None}
-        classes = 1 + max(node.label for tree in trees for node in tree.nodes if node.label is not None)
-        return {"words": sorted(words), "classes": classes}
-
-    def __init__(self, collection: dy.ParameterCollection, args: argparse.Namespace, vocabulary: dict) -> None:
-        super().__init__(collection, args, vocabulary)
-        self.word_ids = {word: number for number, word in enumerate(vocabulary["words"], start=1)}  # 0 is unknown
-        encoder = BinaryTreeLSTM if args.cell == "binary" else ChildSumTreeLSTM
-        self.encoder = encoder(collection, len(self.word_ids) + 1, args.hidden)
-        self.W_s = collection.add_parameters((vocabulary["classes"], args.hidden), name="Ws")
-        self.b_s = collection.add_parameters(vocabulary["classes"], init=0, name="bs")
-        self.dropout = args.dropout
-
-    def encode(self, tree: Tree) -> list[dy.Expression]:
-        """h of every node of the tree, in the order of `tree.nodes`: children first, the root last."""
-        outputs = []
-        waiting: list[State] = []  # states of the finished subtrees that wait for their parent
-        for node in tree.nodes:
-            if node.word is not None:
-                state = self.encoder.leaf(self.word_ids.get(node.word, 0))
-            else:
-                count = len(node.children)
-                state = self.encoder.inner(waiting[-count:])
-                del waiting[-count:]
-            waiting.append(state)
-            outputs.append(state[0])
-        return outputs
-
-    @dy.cell
-    def scores(self, h: dy.Expression) -> dy.Expression:
-        return dy.affine_transform([self.b_s, self.W_s, h])
-
-    @dy.cell
-    def node_loss(self, h: dy.Expression, label: int) -> dy.Expression:
-        if self.dropout:
-            h = dy.dropout(h, self.dropout)
-        return dy.pickneglogsoftmax(self.scores(h), label)
-
-    def loss(self, tree: Tree) -> dy.Expression:
-        nodes = zip(tree.nodes, self.encode(tree))
-        return dy.esum([self.node_loss(h, node.label) for node, h in nodes if node.label is not None])
-
-    def predict(self, trees: list[Tree]) -> list[int]:
-        roots = [self.scores(self.encode(tree)[-1]) for tree in trees]
-        dy.forward(roots)
-        return [int(root.argmax_value()) for root in roots]
-
-    def measure(self, trees: list[Tree], predictions: list[int]) -> dict[str, float]:
-        correct = sum(tree.label == label for tree, label in zip(trees, predictions))
-        return {"dev_accuracy": correct / len(trees)}
+    def make_encoder(self, collection: dy.ParameterCollection, words: int, args: argparse.Namespace) -> TreeLSTM:
+        return (BinaryTreeLSTM if self.is_binary(args) else ChildSumTreeLSTM)(collection, words, args.hidden)
 
 
 if __name__ == "__main__":

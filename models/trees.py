@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from dynbatch.errors import FileFormatError
+from models.text import lines
 
 
 class Tree:
@@ -142,20 +143,14 @@ class _Bracket:
         return Tree(label, children=[Tree(None, word=part) if isinstance(part, str) else part for part in rest])
 
 
-_TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)  # ASCII: a word may hold a non-breaking space ("8 1/2" in SST)
+_TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)  # ASCII: as in `models.text.WORD`
 
 
 def _tokens(path: str | Path) -> Iterator[tuple[int, int, str]]:
     """Line, column (both from 1) and text of every bracket and word of a file."""
-    with open(path, "rb") as file:
-        for line, encoded in enumerate(file, start=1):
-            try:
-                text = encoded.decode("utf-8-sig" if line == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                message = f"{path}, line {line}, column {error.start + 1}: this is not UTF-8 text"
-                raise FileFormatError(message) from None
-            for match in _TOKEN.finditer(text):
-                yield line, match.start() + 1, match.group()
+    for line, text in lines(path):
+        for match in _TOKEN.finditer(text):
+            yield line, match.start() + 1, match.group()
 
 
 def binarized(tree: Tree) -> Tree:

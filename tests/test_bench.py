@@ -12,7 +12,7 @@ import pytest
 
 from bench import ablation, command, growth, machine, measure, models, report
 from bench.measure import Configuration, Entry, Missing, WorkerFault
-from bench.models import birnn, lm, treelstm
+from bench.models import birnn, lm, mvrnn, nestedrnn, treelstm
 from bench.systems import SYSTEMS, Dynbatch, MissingPeer, Torch
 from bench.worker import PASSES, Job, Minibatches, Session
 from dynbatch.errors import FileFormatError
@@ -30,12 +30,15 @@ SMALL = Configuration("treelstm", 8, 2, "infer", 1)
 
 SENTENCES = [(0, 1, 2, 1, 0), (3, 1), (2, 2, 4), (0, 4, 3, 1), (1, 0)]
 TAGGED = [(words, tuple(word % 3 for word in words)) for words in [*SENTENCES[1:], (4,)]]
+DOCUMENTS = [(tuple(SENTENCES[k:]), k % 3) for k in range(5)]
 SHAPES = [((), ((), ())), (), (((((),),),),), ((), (), ((),)), ((), ())]
 GROWING = list(zip(SENTENCES, SHAPES))
 DATA = {
     "treelstm": (TREES, SIZES),
+    "mvrnn": (TREES, SIZES),
     "birnn": (TAGGED, {"words": 5, "tags": 3}),
     "lm": (SENTENCES, {"words": 5}),
+    "nestedrnn": (DOCUMENTS, {"words": 5, "classes": 3}),
     "berxit": ([((0, k, 2, 1), k) for k in range(1, 6)], {"words": 6, "classes": 3, "length": 4}),
     "stackrnn": (SENTENCES, {"words": 5, "actions": 4}),
     "drnn": (GROWING, {"words": 5, "labels": 4}),
@@ -129,11 +132,25 @@ def test_minibatches_are_the_same_everywhere_and_reshuffled_for_every_pass():
 def test_flops_count_the_products():
     assert treelstm.flops(((1, 2), 0), 10, SIZES) == 2 * (2 * 3 * 100 + 10 * 100 + 3 * 10)
     assert treelstm.flops((1, 0), 10, SIZES) == 2 * (3 * 100 + 3 * 10)
+    assert mvrnn.flops((((1, 2), 3), 0), 10, SIZES) == 2 * (2 * 4 * 100 + 2 * 1000 + 3 * 10)
+    assert mvrnn.flops((1, 0), 10, SIZES) == 2 * 3 * 10
 
 
 def test_flops_of_sentences():
     assert lm.flops((1, 2, 3), 10, {"words": 7}) == 2 * (40 * (2 * 10 + 10) + 2 * 7 * 10)
     assert birnn.flops(((1, 2), (0, 0)), 10, {"tags": 3}) == 2 * (2 * 40 * (2 * 10 + 10) + 2 * 3 * 20)
+
+
+def test_flops_of_documents():
+    assert nestedrnn.flops((((1, 2, 3), (1,)), 0), 10, {"classes": 3}) == 2 * ((5 + 1 + 3 * 3) * 100 + 3 * 10)
+
+
+def test_documents(tmp_path):
+    (tmp_path / "train.txt").write_text("1 to be | or not\n0 be\n")
+    assert nestedrnn.load(str(tmp_path)) == ([(((0, 1), (2, 3)), 1), (((1,),), 0)], {"words": 4, "classes": 2})
+    documents, sizes = nestedrnn.load(None)
+    assert (documents, sizes) == nestedrnn.load(None)
+    assert {len(words) for found, _ in documents for words in found} == set(range(20, 41))
 
 
 def test_tagged_words(tmp_path):

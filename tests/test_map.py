@@ -737,6 +737,7 @@ def test_interrupting_a_round(within: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.cpu  # an interrupt may come between what the emulator of a device notes of its memory
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may meet a callback of gc
+@pytest.mark.cpu  # what the emulator remembers of its memory does not outlive an interrupt
 def test_interrupting_anywhere() -> None:
     """A signal at any moment ends the map, and leaves a graph that computes what it would have."""
 

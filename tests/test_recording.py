@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import dynbatch as dy
-from bench import recording
-from bench.models import treelstm
+from bench import recording, trees
 from dynbatch import compiled
 from dynbatch.graph import state
 
@@ -257,7 +256,7 @@ def test_the_benchmark_has_a_line_for_each_way(
 ) -> None:
     for name, value in {"BATCH": 2, "BATCHES": 2, "HIDDEN": 4, "REPEATS": 1}.items():
         monkeypatch.setattr(recording, name, value)
-    monkeypatch.setattr(treelstm, "GENERATED", 4)
+    monkeypatch.setattr(trees, "GENERATED", 4)
     recording.main()
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split()[0] == ("compiled" if compiled.in_use else "uncompiled")

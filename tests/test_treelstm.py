@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import dynbatch as dy
-from models import plot, training
+from models import plot
 from models.treelstm import TreeClassifier
 from models.trees import Tree, listops
+from tests import model_runs
+from tests.model_runs import gradients, new_task
 
-ROOT = Path(__file__).parent.parent
-
-
-def command(*flags, status=0):
-    """Runs the model's command line as a user does, in a process of its own: seeds are per process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "models.treelstm", *map(str, flags)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == status, done.stderr
-    return done
-
-
-def classifier(*flags, trees):
-    args = training.parse(TreeClassifier, list(flags))
-    return TreeClassifier(dy.ParameterCollection(), args, TreeClassifier.vocabulary(args, trees))
-
-
-def gradients(task):
-    collection = task.collection
-    return [p.grad_as_array() for p in (*collection.parameters_list(), *collection.lookup_parameters_list())]
+command = functools.partial(model_runs.command, "treelstm")
+classifier = functools.partial(new_task, TreeClassifier)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +84,7 @@ def test_resuming_is_bit_equal(tmp_path):
 @pytest.mark.parametrize("cell", ["binary", "childsum"])
 def test_strategies_agree(cell):
     trees = listops(20, seed=2, binary=cell == "binary")
-    task = classifier("--cell", cell, "--hidden", "12", trees=trees)
+    task = classifier("--cell", cell, "--hidden", "12", instances=trees)
     found = {}
     for strategy in ("off", "depth", "agenda"):
         with dy.autobatch(strategy):
@@ -122,7 +104,7 @@ def test_strategies_agree(cell):
 
 def test_a_minibatch_equals_its_trees_one_by_one():
     trees = listops(8, seed=3)
-    task = classifier("--hidden", "12", trees=trees)
+    task = classifier("--hidden", "12", instances=trees)
     dy.renew_cg()
     together = task.batch_loss(trees).value()
     apart = 0.0
@@ -135,13 +117,13 @@ def test_a_minibatch_equals_its_trees_one_by_one():
 def test_child_sum_ignores_the_order_of_children_and_binary_does_not():
     a, b, c = (Tree(k, word=str(k)) for k in range(3))
     orders = [Tree(1, children=order) for order in ((a, b, c), (c, a, b))]
-    task = classifier("--cell", "childsum", "--hidden", "8", trees=orders)
+    task = classifier("--cell", "childsum", "--hidden", "8", instances=orders)
     dy.renew_cg()
     first, second = (task.encode(tree)[-1].npvalue() for tree in orders)
     np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-6)
 
     pairs = [Tree(1, children=order) for order in ((a, b), (b, a))]
-    task = classifier("--hidden", "8", trees=pairs)
+    task = classifier("--hidden", "8", instances=pairs)
     dy.renew_cg()
     first, second = (task.encode(tree)[-1].npvalue() for tree in pairs)
     assert np.abs(first - second).max() > 1e-3
@@ -152,7 +134,7 @@ def test_the_binary_cell_computes_the_papers_equations():
         return 1 / (1 + np.exp(-x))
 
     tree = Tree(1, children=[Tree(0, word="a"), Tree(1, word="b")])
-    task = classifier("--hidden", "6", trees=[tree])
+    task = classifier("--hidden", "6", instances=[tree])
     cell = task.encoder
     value = {name: p.as_array() for name, p in vars(cell).items() if isinstance(p, dy.Parameter)}
     states = []
@@ -172,7 +154,7 @@ def test_a_tree_of_any_depth():
     tree = Tree(1, word="end")
     for _ in range(5000):
         tree = Tree(0, children=(Tree(None, word="x"), tree))
-    task = classifier("--hidden", "4", trees=[tree])
+    task = classifier("--hidden", "4", instances=[tree])
     dy.renew_cg()
     loss = task.loss(tree)
     assert np.isfinite(loss.value())
@@ -181,7 +163,7 @@ def test_a_tree_of_any_depth():
 
 def test_dropout_changes_the_loss_and_not_the_prediction():
     trees = listops(4)
-    task = classifier("--hidden", "16", "--dropout", "0.5", trees=trees)
+    task = classifier("--hidden", "16", "--dropout", "0.5", instances=trees)
 
     def loss():
         dy.renew_cg()

@@ -1,10 +1,11 @@
-"""A bidirectional LSTM that tags the words of sentences, with the loss summed over the words.
+"""The bidirectional LSTM of `models.birnn`, with the loss summed over the words, in each of the systems.
 
 An instance is (words, tags), two tuples of numbers of the same length.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 from bench import sentences
 from bench.models import Program, recording, replaying
 from bench.sentences import FORGET_BIAS, Weights
-from dynbatch.errors import FileFormatError
 
 UNIT = "sentences"
 GENERATED = 2000  # sentences, without --data
@@ -27,27 +27,23 @@ def load(folder: str | None) -> tuple[list, dict[str, int]]:
     """Sentences of ``folder``/train.txt, else dev.txt: one a line, ``word|tag`` between spaces. Or generated ones.
 
     Sizes: ``words`` and ``tags``.
-
-    Raises:
-        FileFormatError: a word without a tag; names the file and the line.
     """
     if folder is None:
         random = np.random.default_rng(1)
         found = sentences.generate(GENERATED, random)
         instances = [(words, tuple(random.integers(TAGS, size=len(words)).tolist())) for words in found]
         return instances, {"words": sentences.WORDS, "tags": TAGS}
+    from models.sentences import read_sentences
+
     path = Path(folder) / "train.txt"
-    path = path if path.exists() else Path(folder) / "dev.txt"
-    instances = []
     words: dict[str, int] = {}
     tags: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        pairs = [token.rpartition("|") for token in line.split()]
-        if any(not word or not tag for word, _, tag in pairs):
-            raise FileFormatError(f"{path}, line {number}: expected word|tag between spaces")
-        if pairs:
-            numbers = (tuple(words.setdefault(pair[0], len(words)) for pair in pairs),)
-            instances.append((*numbers, tuple(tags.setdefault(pair[2], len(tags)) for pair in pairs)))
+
+    def numbers(found: tuple, known: dict[str, int]) -> tuple[int, ...]:
+        return tuple([known.setdefault(x, len(known)) for x in found])
+
+    read = read_sentences(path if path.exists() else Path(folder) / "dev.txt")
+    instances = [(numbers(sentence.words, words), numbers(sentence.tags, tags)) for sentence in read]
     return instances, {"words": len(words), "tags": len(tags)}
 
 
@@ -67,36 +63,32 @@ def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
 
 
 def dynbatch(weights: Weights) -> Program:
-    """With ``dy.VanillaLSTMBuilder``, whose step is a cell, and a cell for the loss of a word."""
+    """The model of `models.birnn` as it is there."""
     return recording(*_dynbatch(weights))
 
 
 def dynbatch_static(weights: Weights) -> Program:
-    """The same, with the loss of a sentence under ``@dy.static``; see `bench.models.replaying`."""
+    """The same cells, with the loss of a sentence under ``@dy.static``; see `bench.models.replaying`."""
     return replaying(*_dynbatch(weights))
 
 
 def _dynbatch(weights: Weights) -> tuple[list, Callable[[Any], Any], Any]:
+    """Parameters with their values, the function from an instance to its loss, and the collection."""
     import dynbatch as dy
+    from models.birnn import Tagger
 
     collection = dy.ParameterCollection()
-    hidden = weights["embeddings"].shape[1]
-    p = sentences.add_weights(collection, weights, ("embeddings", *OUTPUT))
-    forward, backward = (dy.VanillaLSTMBuilder(1, hidden, hidden, collection, forget_bias=FORGET_BIAS) for _ in "fb")
-    embeddings, W_s, b_s = p["embeddings"], p["W_s"], p["b_s"]
-
-    @dy.cell
-    def word_loss(h_f, h_b, tag):
-        return dy.pickneglogsoftmax(dy.affine_transform([b_s, W_s, dy.concatenate([h_f, h_b])]), tag)
+    words, hidden = weights["embeddings"].shape
+    vocabulary = {"words": range(1, words), "tags": range(len(weights["b_s"]))}
+    task = Tagger(collection, Namespace(hidden=hidden), vocabulary)
+    word_loss = task.word_loss
 
     def sentence_loss(instance):
         words, tags = instance
-        xs = [dy.lookup(embeddings, word) for word in words]
-        ends = backward.initial_state().transduce(xs[::-1])
-        return dy.esum([word_loss(*hs) for hs in zip(forward.initial_state().transduce(xs), ends[::-1], tags)])
+        return dy.esum([word_loss(h_f, h_b, tag) for (h_f, h_b), tag in zip(task.encode(words), tags)])
 
-    parameters = [(p[name], weights[name]) for name in p]
-    for builder, suffix in zip((forward, backward), DIRECTIONS):
+    parameters = [(getattr(task, name), weights[name]) for name in ("embeddings", *OUTPUT)]
+    for builder, suffix in zip((task.forward, task.backward), DIRECTIONS):
         parameters += sentences.with_values(builder, weights, suffix)
     return parameters, sentence_loss, collection
 

@@ -1,47 +1,25 @@
 """The binary TreeLSTM of `models.treelstm`, with the loss at the root, in each of the systems.
 
-An instance is (tree, label). The tree is a word's number, or a pair of trees: whatever else a reader of trees keeps is
-gone before anything is timed. All programs walk these pairs themselves, at every minibatch anew.
+Instances are those of `bench.trees`.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench import trees
 from bench.models import Program, recording, replaying, without_cells
 
-UNIT = "trees"
+UNIT = trees.UNIT
 GATES = "ioufg"  # input, output, update, and what stays of the left and of the right child's memory
 LEAF_GATES = "iou"  # a leaf has no children; it comes first in GATES, so that its biases do in a stacked bias
-GENERATED = 2000  # trees, without --data
+load = trees.load
 
 Weights = dict[str, np.ndarray]
-
-
-def load(folder: str | None) -> tuple[list, dict[str, int]]:
-    """The trees of ``folder``/train.txt in PTB brackets, or ListOps trees. Sizes: ``words`` and ``classes``."""
-    from models.treelstm import TreeClassifier
-    from models.trees import listops
-
-    binary = Namespace(cell="binary")
-    trees = listops(GENERATED) if folder is None else TreeClassifier.read(Path(folder) / "train.txt", binary)
-    numbers: dict[str, int] = {}
-    instances = []
-    for tree in trees:
-        waiting: list[Any] = []  # finished subtrees, as in a shift-reduce parser
-        for node in tree.nodes:
-            if node.word is not None:
-                waiting.append(numbers.setdefault(node.word, len(numbers) + 1))  # 0 is models.treelstm's unknown word
-            else:
-                right = waiting.pop()
-                waiting.append((waiting.pop(), right))
-        instances.append((waiting[0], tree.label))
-    return instances, {"words": len(numbers) + 1, "classes": 1 + max(label for _, label in instances)}
 
 
 def weights(hidden: int, sizes: dict[str, int], random: np.random.Generator) -> Weights:
@@ -57,13 +35,7 @@ def weights(hidden: int, sizes: dict[str, int], random: np.random.Generator) -> 
 
 def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
     """Three square products at a leaf, ten at an inner node, and the classifier at the root."""
-    leaves, pending = 0, [instance[0]]
-    while pending:
-        tree = pending.pop()
-        if type(tree) is int:
-            leaves += 1
-        else:
-            pending += tree
+    leaves = trees.leaf_count(instance[0])
     squares = len(LEAF_GATES) * leaves + 2 * len(GATES) * (leaves - 1)
     return 2.0 * (squares * hidden * hidden + sizes["classes"] * hidden)
 
@@ -176,16 +148,15 @@ def _torch_parameters(weights: Weights) -> list[tuple[Any, np.ndarray]]:
         weights["W_s"].T,
         weights["b_s"],
     ]
-    return [(torch.from_numpy(np.array(value, order="C")).requires_grad_(), value) for value in values]
+    return [(torch.tensor(np.array(value, order="C"), requires_grad=True), value) for value in values]
 
 
 def torch_by_hand(weights: Weights) -> Program:
-    """PyTorch, the trees of a minibatch one level at a time.
+    """PyTorch, the trees of a minibatch one level at a time; see `bench.trees.by_levels`.
 
-    A level holds all nodes at one distance from the roots. The children of its inner nodes are then the whole of the
-    next level, pair by pair: the two h of a pair lie side by side, and the operand of the product is a view. (Levels
-    by height, the usual choice, need the children gathered from all levels below; measured at hidden 64 and batch 64,
-    they took 1.35 times as long in inference and 1.4 times in training.) All leaves are one product.
+    The two h of a pair of children lie side by side, and the operand of the product is a view. (Levels by height, the
+    usual choice, need the children gathered from all levels below; measured at hidden 64 and batch 64, they took 1.35
+    times as long in inference and 1.4 times in training.) All leaves are one product.
     """
     import torch
     from torch.nn.functional import cross_entropy, embedding
@@ -193,28 +164,6 @@ def torch_by_hand(weights: Weights) -> Program:
     parameters = _torch_parameters(weights)
     (E, W, U, b, W_s, b_s), hidden = (tensor for tensor, _ in parameters), weights["embeddings"].shape[1]
     leaf_b = b[: len(LEAF_GATES) * hidden]
-
-    def prepare(batch):
-        words, leaves, places = [], [], []
-        level = [tree for tree, _ in batch]
-        while level:
-            inner = [k for k, tree in enumerate(level) if type(tree) is tuple]
-            found = [tree for tree in level if type(tree) is int]
-            words += found
-            leaves.append(len(found))
-            if inner and found:
-                outer = [k for k, tree in enumerate(level) if type(tree) is int]
-                places.append((torch.tensor(inner), torch.tensor(outer)))
-            else:
-                places.append(None)
-            level = [child for k in inner for child in level[k]]
-        return torch.tensor(words), leaves, places, torch.tensor([label for _, label in batch])
-
-    def merged(inner, leaf, place):
-        if place is None:
-            return inner
-        rows = torch.empty(len(inner) + len(leaf), hidden)
-        return rows.index_copy_(0, place[0], inner).index_copy_(0, place[1], leaf)
 
     def loss(prepared):
         words, leaves, places, labels = prepared
@@ -228,10 +177,10 @@ def torch_by_hand(weights: Weights) -> Program:
             i, o, u, f, g = torch.addmm(b, h.view(-1, 2 * hidden), U).chunk(5, 1)
             c = torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(f) * c_l + torch.sigmoid(g) * c_r
             h = torch.sigmoid(o) * torch.tanh(c)
-            h, c = merged(h, leaf_h[k], places[k]), merged(c, leaf_c[k], places[k])
+            h, c = trees.merged(h, leaf_h[k], places[k]), trees.merged(c, leaf_c[k], places[k])
         return cross_entropy(torch.addmm(b_s, h, W_s), labels, reduction="sum")
 
-    return Program(parameters, loss, prepare)
+    return Program(parameters, loss, trees.by_levels)
 
 
 def torch_one_by_one(weights: Weights) -> Program:

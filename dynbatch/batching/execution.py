@@ -73,6 +73,7 @@ class Execution:
         self._full: BackwardRun | None = None
         self._joined = False
         self._warned = False
+        self.fetched: dict[int, np.ndarray] = {}  # values that came from a device before they were read
         self._replayed: Reusable | None = None  # a plan that was used again; its graph is decoded when that is needed
 
     def release(self) -> None:
@@ -371,9 +372,24 @@ class Execution:
             self.location[first : first + self.layout[self.sig[n], passes.OUTS]] = -1
         self._restore(before)
 
+    def fetch(self, vids: list[int]) -> None:
+        """Values that are going to be read one by one come from a device together, once for each size."""
+        if not self.arena.is_remote:
+            return
+        nodes = self.producer[vids]
+        outputs = np.array(vids) - self.first[nodes]
+        sizes: dict[int, list[int]] = {}
+        for v, s, output in zip(vids, self.sig[nodes].tolist(), outputs.tolist()):
+            sizes.setdefault(self.pools[s].signature.types[output].size, []).append(v)
+        for size, found in sizes.items():
+            self.fetched.update(zip(found, self.arena.read(self.location[found], (size,))))
+
     def read(self, vids: list[int], type: Any) -> list[np.ndarray]:
         """Copies of computed values of one type, in the user's shape."""
-        found = self.arena.read(self.location[vids], type.storage)
+        if all(v in self.fetched for v in vids):
+            found = [self.fetched.pop(v).reshape(type.storage) for v in vids]
+        else:
+            found = self.arena.read(self.location[vids], type.storage)
         return [np.array(value.T, order="C") for value in found]
 
     # ---- backward ---------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ def run_round(vids: list[int]) -> Plan:
     with _lock:
         execution = _execution(state.graph)
         execution.forward(vids, join=False)
+        execution.fetch(vids)
         return execution.last
 
 

@@ -41,12 +41,15 @@ COLUMNS: Reach = (False, True)
 FULL: Reach = (True, True)
 
 
-def resolve(program: Program, v: int) -> tuple[int, int]:
-    """The value in whose memory ``v`` lies, and at which column: reshapes, and slices of vectors, copy nothing."""
+def resolve(program: Program, v: int, shared: bool = False) -> tuple[int, int]:
+    """The value in whose memory ``v`` lies, and at which column: reshapes, and slices of vectors, copy nothing.
+
+    What all rows share is not resolved, but where that is asked for.
+    """
     column = 0
     while True:
         value = program.values[v]
-        if value.domain == SHARED or value.op not in (reshape, pick_range):
+        if (value.domain == SHARED and not shared) or value.op not in (reshape, pick_range):
             return v, column
         source = program.values[value.args[0]].type
         assert source is not None

@@ -109,11 +109,9 @@ class BackwardJob(Job):
     def kept(self, v: int) -> int:
         """A place in the pool where the rows follow each other there, else a gathered copy."""
         width = self.pools.code.width(v)
-        if self.run:
-            start = int(self.nodes_row[0])
-            segment = self.pools.find(start, start + self.rows)
-            if segment is not None:
-                return segment.bases[v] + (start - segment.first_row) * width
+        place = self.pools.place(v, int(self.nodes_row[0]), self.rows) if self.run else -1
+        if place >= 0:
+            return place
         location = self.arena.scratch(self.rows * width)
         gather(self.arena.mem, self.pools.locate(v, self.nodes_row), width, location, width)
         self.gathered += self.rows * width

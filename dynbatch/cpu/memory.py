@@ -59,9 +59,11 @@ class Arena:
         address: of the first element.
         top: elements in use.
         poisoned: fill fresh space with NaN, so that reading what was never written shows; for tests.
+        is_remote: whether reading a value takes a transfer.
     """
 
     poisoned = False
+    is_remote = False
 
     def __init__(self, dtype: str) -> None:
         self._mapping = _reserve(_RESERVE)

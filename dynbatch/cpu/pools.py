@@ -72,6 +72,11 @@ class Pools:
         at = row - segment.first_row
         return {v: base + at * self.code.width(v) for v, base in segment.bases.items()}
 
+    def place(self, v: int, row: int, count: int) -> int:
+        """Location of a stored value of rows that follow each other; -1 where they lie in several segments."""
+        segment = self.find(row, row + count)
+        return -1 if segment is None else segment.bases[v] + (row - segment.first_row) * self.code.width(v)
+
     def locate(self, v: int, rows: np.ndarray) -> np.ndarray:
         """Location of stored value ``v`` of each row."""
         width = self.code.width(v)

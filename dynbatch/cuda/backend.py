@@ -14,10 +14,9 @@ import numpy as np
 
 from dynbatch.batching.plan import Plan, Tables
 from dynbatch.config import config
+from dynbatch.cuda import launches
 from dynbatch.cuda.devices import driver
 from dynbatch.cuda.job import NULL, Commands, DeviceBackwardJob, DeviceJob, DeviceTables
-from dynbatch.cuda.launches import teams, vector
-from dynbatch.cuda.lowering import add_to
 from dynbatch.cuda.memory import DeviceArena, Uploads
 from dynbatch.cuda.profile import profiler
 from dynbatch.cuda.routine import DeviceRoutine
@@ -36,7 +35,11 @@ class CudaBackend:
     Attributes:
         name: of the device, such as ``"cuda:0"``.
         driver: of the device.
+        like_dynet: for comparisons: each instruction is a kernel of its own, which reads a gathered copy of each
+            operand whose rows are scattered, and nothing is captured.
     """
+
+    like_dynet = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -51,7 +54,7 @@ class CudaBackend:
 
     def forward(self, execution: Execution, plan: Plan, tables: Tables, first_rows: np.ndarray) -> None:
         """Run the batches of a plan, whose first rows in their signatures' pools these are."""
-        if plan.reused and not self._in_steps() and profiler.current is None:
+        if plan.reused and not self._in_steps() and profiler.current is None and not self.like_dynet:
             self._forward_again(execution, plan, tables, first_rows)
             return
         with _Preparation(self, execution.arena) as prepared:
@@ -95,12 +98,14 @@ class CudaBackend:
         captured.run(self)
 
     def _forward_routine(self, kernels: Kernels, code: ForwardCode, keep: bool) -> DeviceRoutine:
-        key = (kernels, keep, _alone(code))
+        like_dynet, alone = self.like_dynet, self.like_dynet or _alone(code)
+        key = (kernels, keep, alone, like_dynet)
         found = code.devices.get(key)
         if found is None:
             found = code.devices[key] = DeviceRoutine(
-                kernels, code.program, frozenset(code.stored[keep]), code.program.groups, alone=key[2]
-            )
+                kernels, code.program, frozenset(code.stored[keep]), code.program.groups, alone=alone,
+                gathers=like_dynet,
+            )  # fmt: skip
         return found
 
     # ---- backward ---------------------------------------------------------------------------------------------------
@@ -156,14 +161,26 @@ class CudaBackend:
             routine.finish(job)
             prepared.end_final(routine, job)
             found.append((routine, job, code))
+        rounds: list[dict[int, tuple[int, int]]] = []  # a parameter that several signatures use is in several
         for routine, job, code in found:
             for kind, slot, v in code.slots:
                 parameter = job.signature.binding[slot]
                 if kind == "table":
                     self._add_rows(job, parameter, *routine.pair(job, v))
-                else:
-                    at = job.places[v] * arena.itemsize if v in job.places else job.shared[v]
-                    add_to(job, parameter.device_gradient(self.driver), at, 1, routine.size(v), True)
+                    continue
+                to, size = parameter.device_gradient(self.driver), routine.size(v)
+                at = job.places[v] * arena.itemsize if v in job.places else job.shared[v]
+                free = next((r for r in rounds if to not in r), None)
+                if free is None:
+                    rounds.append(free := {})
+                free[to] = at, size
+        for parts in rounds:
+            to, rest = np.array(list(parts)), np.array(list(parts.values()))
+            put = arena.uploads.put
+            job.run_kernel(
+                "add_parts", job.kernels.fixed("add_parts"), launches.parts(len(parts), int(rest[:, 1].max())),
+                np.uint64(put(to)), np.uint64(put(rest[:, 0])), np.uint64(put(rest[:, 1])), np.int64(len(parts)),
+            )  # fmt: skip
 
     def _add_rows(self, job: DeviceBackwardJob, table: Any, ids: np.ndarray, place: int, stride: int) -> None:
         """Add gradients of rows to those of a lookup table, in the order of the rows."""
@@ -173,21 +190,23 @@ class CudaBackend:
         rows, starts = np.unique(ids[order], return_index=True)
         put, width = job.arena.uploads.put, table.type.size
         table.touch(ids)
+        launch = launches.teams(rows.size, width, launches.vector(job.kernels.dtype))
         job.run_kernel(
-            "lookup_gradient", job.kernels.fixed("lookup_gradient"), teams(rows.size, width, vector(job.kernels.dtype)),
+            "lookup_gradient", job.kernels.fixed("lookup_gradient"), launch,
             np.uint64(table.gradients_on(self.driver).target), np.int64(rows.size), np.int32(width),
             np.uint64(put(rows)), np.uint64(put(np.append(starts, ids.size))), np.uint64(put(place + stride * order)),
             NULL,
         )  # fmt: skip
 
     def _gradient_routine(self, kernels: Kernels, code: GradientCode) -> DeviceRoutine:
-        key = (kernels, _alone(code))
+        like_dynet, alone = self.like_dynet, self.like_dynet or _alone(code)
+        key = (kernels, alone, like_dynet)
         found = code.devices.get(key)
         if found is None:
             forward = self._forward_routine(kernels, code.forward, True)
             found = code.devices[key] = DeviceRoutine(
                 kernels, code.program, frozenset(code.stored), code.forward.program.groups, forward, code.late_home,
-                key[1],
+                alone, like_dynet,
             )  # fmt: skip
         return found
 

@@ -54,9 +54,13 @@ class KernelSource(NamedTuple):
         return teams(rows, max(self.sizes), self.vector)
 
 
-def generate(program: Program, region: Region, dtype: str) -> KernelSource:
-    """The kernel of a region; its text goes behind that of ``kernels/common.cuh``."""
-    return _Generator(program, region, dtype).source()
+def generate(program: Program, region: Region, dtype: str, gathered: bool = False) -> KernelSource:
+    """The kernel of a region; its text goes behind that of ``kernels/common.cuh``.
+
+    Arguments:
+        gathered: rows of every operand have been brought together before.
+    """
+    return _Generator(program, region, dtype, gathered).source()
 
 
 class _Read(NamedTuple):
@@ -94,6 +98,7 @@ class _Generator(KernelBody):
     """Writes one kernel.
 
     Attributes:
+        gathered: as `generate` is given it.
         by_element: whether its rows are list elements that also read what their node's row has.
         reads: operands, in the order in which they were met.
         integers: how many of those arguments have been given out.
@@ -104,8 +109,9 @@ class _Generator(KernelBody):
         row: what each thread of a team computes once a row.
     """
 
-    def __init__(self, program: Program, region: Region, dtype: str) -> None:
+    def __init__(self, program: Program, region: Region, dtype: str, gathered: bool) -> None:
         super().__init__(program, region)
+        self.gathered = gathered
         self.by_element = self.grouped and self.domain > ROW
         self.reads: list[_Read] = []
         self.integers = 0
@@ -273,6 +279,11 @@ class _Generator(KernelBody):
     def _join(self, i: int) -> str:
         text = formula(self._op(i).formula, {"x": "x", "y": "y"})
         return self.joins.setdefault(text, f"Join{len(self.joins)}")
+
+    def operand_of(self, i: int) -> Operand:
+        """See `KernelBody.operand_of`."""
+        operand = super().operand_of(i)
+        return operand._replace(kind="affine") if self.gathered and operand.kind == "index" else operand
 
     def operand(self, i: int) -> _Read:
         """How an input is read."""

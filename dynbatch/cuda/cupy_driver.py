@@ -6,6 +6,7 @@ Written for CuPy 14 and 13.5, which are imported only when a driver is asked for
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.config import config
+from dynbatch.cuda.cublas import WORKSPACE, Cublas
 from dynbatch.cuda.driver import Driver, Module, PoolUsage, Properties, check_contiguous
 from dynbatch.errors import CompileError, DeviceError, OutOfMemoryError
 
@@ -108,9 +110,13 @@ class CupyDriver(Driver):
 
     def __init__(self, index: int) -> None:
         super().__init__()
+        self.turns = threading.local()
         cuda = _cupy().cuda
         self._compile_errors = (cuda.compiler.CompileException, cuda.nvrtc.NVRTCError)
         self._cublas = cuda.cublas
+        self._capturing: Cublas | None = None
+        self._direct: Cublas | None = None
+        self._workspace = 0  # of products in graphs, which run one after the other
         self._runtime = cuda.runtime
         self.faults = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError)
         self.device = cuda.Device(index)
@@ -126,6 +132,10 @@ class CupyDriver(Driver):
             found["multiProcessorCount"],
             found["sharedMemPerBlockOptin"],
         )
+
+    def session(self) -> _Turn:
+        """See `Driver.session`: device and stream become the current ones once for all calls."""
+        return _Turn(self, "a plan")
 
     def allocate(self, nbytes: int) -> int:
         """See `Driver.allocate`."""
@@ -220,7 +230,8 @@ class CupyDriver(Driver):
         alpha: float, a: int, lda: int, b: int, ldb: int, beta: float, c: int, ldc: int,
     ) -> None:  # fmt: skip
         """See `Driver.gemm`. To cuBLAS a row-major matrix is its transpose: it computes ``C' = op(B)' op(A)'``."""
-        function = self._cublas.sgemm if dtype == "float32" else self._cublas.dgemm
+        library = self._capturing or self._cublas
+        function = library.sgemm if dtype == "float32" else library.dgemm
         scale = np.array([alpha, beta], dtype)
         with _Turn(self, "gemm"):
             function(
@@ -234,7 +245,8 @@ class CupyDriver(Driver):
         beta: float, c: int, ldc: int, stride_c: int, count: int,
     ) -> None:  # fmt: skip
         """See `Driver.gemm_strided_batched`, and `gemm`."""
-        function = self._cublas.sgemmStridedBatched if dtype == "float32" else self._cublas.dgemmStridedBatched
+        library = self._capturing or self._cublas
+        function = library.sgemmStridedBatched if dtype == "float32" else library.dgemmStridedBatched
         scale = np.array([alpha, beta], dtype)
         with _Turn(self, "gemm_strided_batched"):
             function(
@@ -263,12 +275,23 @@ class CupyDriver(Driver):
             return float(self._runtime.eventElapsedTime(start.ptr, end.ptr)) / 1000
 
     def begin_capture(self) -> None:
-        """See `Driver.begin_capture`."""
+        """See `Driver.begin_capture`; what products need is given to cuBLAS before.
+
+        The mode is the one that forbids nothing: cuBLAS may have to load a kernel.
+        """
+        if self._direct is None:
+            self._direct = Cublas(self._runtime.runtimeGetVersion() // 1000)
+            self._workspace = self.allocate(WORKSPACE)
         with _Turn(self, "begin_capture"):
-            self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
+            handle = self.device.cublas_handle
+            self._cublas.setStream(handle, self.stream.ptr)
+            self._direct.set_workspace(handle, self._workspace, WORKSPACE)
+            self.stream.begin_capture(self._runtime.streamCaptureModeRelaxed)
+        self._capturing = self._direct
 
     def end_capture(self) -> Any:
         """See `Driver.end_capture`."""
+        self._capturing = None
         with _Turn(self, "end_capture"):
             return self.stream.end_capture()
 
@@ -279,7 +302,10 @@ class CupyDriver(Driver):
 
 
 class _Turn:
-    """A call of CuPy: its device and stream are the current ones meanwhile, and its errors become `DeviceError`."""
+    """A call of CuPy: its device and stream are the current ones meanwhile, and its errors become `DeviceError`.
+
+    Within another one of the same thread, they are so already.
+    """
 
     __slots__ = ("_driver", "_what")
 
@@ -288,14 +314,20 @@ class _Turn:
         self._what = what
 
     def __enter__(self) -> None:
-        self._driver.device.__enter__()
-        self._driver.stream.__enter__()
+        turns = self._driver.turns
+        turns.depth = depth = getattr(turns, "depth", 0) + 1
+        if depth == 1:
+            self._driver.device.__enter__()
+            self._driver.stream.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._driver.stream.__exit__(kind, error, trace)
-        self._driver.device.__exit__(kind, error, trace)
+        turns = self._driver.turns
+        turns.depth -= 1
+        if not turns.depth:
+            self._driver.stream.__exit__(kind, error, trace)
+            self._driver.device.__exit__(kind, error, trace)
         if isinstance(error, self._driver.faults):
             hint = "" if config.debug else "; it shows at the first call that waits: init(debug=True) names the kernel"
             illegal = getattr(error, "status", None) == _ILLEGAL_ADDRESS

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,10 @@ class Driver(ABC):
 
     def __init__(self) -> None:
         self._discarded: deque[int] = deque()
+
+    def session(self) -> AbstractContextManager[Any]:
+        """Many calls from this thread behind each other: within, each costs less."""
+        return nullcontext()
 
     def discard(self, address: int) -> None:
         """Free an allocation with the next `free_discarded`: for finalizers, which run at any moment."""

@@ -55,9 +55,10 @@ class Commands:
         else:
             done = -len(self.shared)
             try:
-                for _, function, args in (*self.shared, *self.batches):
-                    function(*args)
-                    done += 1
+                with driver.session():
+                    for _, function, args in (*self.shared, *self.batches):
+                        function(*args)
+                        done += 1
             except DeviceError as error:
                 raise self._in_its_batch(error, done) from error
         self.shared.clear()
@@ -264,11 +265,9 @@ class DeviceBackwardJob(DeviceJob):
     def kept(self, v: int) -> int:
         """A place in the pool where the rows follow each other there, else a gathered copy."""
         width = self.pools.code.width(v)
-        if self.run:
-            start = int(self.nodes_row[0])
-            segment = self.pools.find(start, start + self.rows)
-            if segment is not None:
-                return segment.bases[v] + (start - segment.first_row) * width
+        place = self.pools.place(v, int(self.nodes_row[0]), self.rows) if self.run else -1
+        if place >= 0:
+            return place
         location = self.arena.scratch(self.rows * width)
         offsets = self.arena.uploads.put(self.pools.locate(v, self.nodes_row))
         source = Rows(NULL, np.uint64(offsets), np.int64(0), np.int64(0))

@@ -49,7 +49,7 @@ def slices(rows: int, width: int) -> Launch:
 
 
 def parts(count: int, longest: int) -> Launch:
-    """For the trainers' rules and ``squared_norm``: a row of blocks for each part of an array."""
+    """For the trainers' rules, ``squared_norm`` and ``add_parts``: a row of blocks for each part."""
     along = min(_blocks(longest, 256), _MOST_BLOCKS_ALONG)
     return Launch((along, max(1, min(count, _MOST_BLOCKS_DOWN)), 1), (256, 1, 1))
 

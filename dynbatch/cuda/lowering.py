@@ -320,22 +320,12 @@ def _sum_rows(routine: DeviceRoutine, v: int) -> None:
         item = job.arena.itemsize
         sums = np.uint64(job.arena.scratch(slices * width) * item)
         place, stride = find(job)
-        job.into.append(
-            ("sum_slices", job.driver.launch, (job.kernels.fixed("sum_slices"), launch.grid, launch.block, 0, (
-                sums, np.int64(count), np.int32(width), NULL, np.int64(place), np.int64(stride))))
-        )  # fmt: skip
-        add_to(job, job.places[v] * item, sums, slices, width, False)
+        args: tuple[Any, ...] = sums, np.int64(count), np.int32(width), NULL, np.int64(place), np.int64(stride)
+        job.run_kernel("sum_slices", job.kernels.fixed("sum_slices"), launch, *args)
+        args = np.uint64(job.places[v] * item), np.int64(slices), np.int32(width), sums
+        job.run_kernel("add_slices", job.kernels.fixed("add_slices"), launches.elements(width), *args)
 
     routine.add(step)
-
-
-def add_to(job: DeviceJob, address: int, sums: Any, slices: int, width: int, add: bool) -> None:
-    """An array becomes the sum of slices that follow each other, or grows by it."""
-    launch = launches.elements(width)
-    args = np.uint64(address), np.int64(slices), np.int32(width), np.uint64(sums), np.int32(add)
-    job.into.append(
-        ("add_slices", job.driver.launch, (job.kernels.fixed("add_slices"), launch.grid, launch.block, 0, args))
-    )
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
@@ -346,19 +336,24 @@ def _matrix(shape: Shape, transposed: bool) -> tuple[int, int]:
     return (columns, rows) if transposed else (rows, columns)
 
 
-def _matmul(routine: DeviceRoutine, v: int) -> None:
-    """``a * b``: one product where all rows have the same ``a``, else one for each row.
-
-    In storage order the result, of n by m, is b, of n by k, times a, of k by m.
-    """
+def _factors(routine: DeviceRoutine, v: int) -> tuple[int, int, bool, bool, int, int, int]:
+    """Operands of a product ``a * b``, which of them are transposed, and its sizes: m by k, and k by n."""
     value = routine.values[v]
     attrs = dict(value.attrs)
     left, right = value.args
     ta, tb = bool(attrs.get("ta")), bool(attrs.get("tb"))
     m, k = _matrix(_shape(routine, left), ta)
-    n = _matrix(_shape(routine, right), tb)[1]
+    return left, right, ta, tb, m, k, _matrix(_shape(routine, right), tb)[1]
+
+
+def _matmul(routine: DeviceRoutine, v: int) -> None:
+    """``a * b``: one product where all rows have the same ``a``, else one for each row.
+
+    In storage order the result, of n by m, is b, of n by k, times a, of k by m.
+    """
+    left, right, ta, tb, m, k, n = _factors(routine, v)
     find_left, find_right = routine.rows(left), routine.rows(right)
-    stride, domain = routine.stride[v], value.domain
+    stride, domain = routine.stride[v], routine.values[v].domain
     lead_left, lead_right = (k if ta else m), (n if tb else k)
     width_right = routine.size(right)
 
@@ -404,12 +399,7 @@ def address(job: DeviceJob, rows: Rows) -> int:
 
 def _matmul_rows(routine: DeviceRoutine, v: int) -> None:
     """The sum over all rows of ``a * b``: one product, whose inner dimension are the rows and k."""
-    value = routine.values[v]
-    attrs = dict(value.attrs)
-    left, right = value.args
-    ta, tb = bool(attrs.get("ta")), bool(attrs.get("tb"))
-    m, k = _matrix(_shape(routine, left), ta)
-    n = _matrix(_shape(routine, right), tb)[1]
+    left, right, ta, tb, m, k, n = _factors(routine, v)
     domain = max(routine.values[left].domain, routine.values[right].domain)
     find_left = _by_inner(routine, left, domain, k, m, ta)
     find_right = _by_inner(routine, right, domain, k, n, not tb)

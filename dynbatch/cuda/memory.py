@@ -74,7 +74,10 @@ class DeviceArena:
         uploads: what goes up before a plan.
         top: up to where values lie, for `reset`.
         peak: most bytes of values so far.
+        is_remote: whether reading a value takes a transfer.
     """
+
+    is_remote = True
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
@@ -171,7 +174,8 @@ class Uploads:
         self._address = 0
         self._used = self._sent = 0
         self._outgrown: list[int] = []  # read by kernels that were asked for already
-        self._data: list[tuple[int, np.ndarray, int]] = []  # where values given by the user are, and of which they are
+        # values given by the user: in which buffer and from where on, and of which places and how many at each
+        self._data: list[tuple[np.ndarray, int, int, np.ndarray, int]] = []
 
     def __del__(self) -> None:
         for address in (self._address, *self._outgrown):
@@ -189,15 +193,18 @@ class Uploads:
     def put_data(self, data: np.ndarray, where: np.ndarray, width: int) -> int:
         """`put` of the values at some places, which `renew_data` may replace."""
         address = self.put(data[where[:, None] + np.arange(width)])
-        self._data.append((address - self._address, where, width))
+        self._data.append((self._host, self._address, address - self._address, where, width))
         return address
 
     def renew_data(self, data: np.ndarray) -> None:
         """Replace values given by the user by others at the same places; all goes up anew then."""
-        for start, where, width in self._data:
+        for host, address, start, where, width in self._data:
             found = data[where[:, None] + np.arange(width)]
-            self._host[start : start + found.nbytes] = found.reshape(-1).view(np.uint8)
-            self._sent = 0
+            if host is self._host:
+                host[start : start + found.nbytes] = found.reshape(-1).view(np.uint8)
+                self._sent = 0
+            else:  # outgrown, and still read by a captured plan
+                self._driver.upload(address + start, found)
 
     def put(self, array: np.ndarray) -> int:
         """The address that an array will have; it is copied now, and goes up with the next `flush`."""

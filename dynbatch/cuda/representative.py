@@ -16,16 +16,21 @@ SIZE = 8  # of vectors; sources do not depend on it
 
 
 class Cells:
-    """Parameters, and cells that use them."""
+    """Parameters, and cells that use them.
 
-    def __init__(self) -> None:
+    Arguments:
+        size: of all vectors.
+    """
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
         self.pc = dy.ParameterCollection()
-        self.W, self.U, self.V = (self.pc.add_parameters((SIZE, SIZE)) for _ in range(3))
-        self.b = self.pc.add_parameters(SIZE)
-        self.gain, self.shift = (self.pc.add_parameters(SIZE) for _ in range(2))
-        self.words = self.pc.add_lookup_parameters((5, SIZE))
+        self.W, self.U, self.V = (self.pc.add_parameters((size, size)) for _ in range(3))
+        self.b = self.pc.add_parameters(size)
+        self.gain, self.shift = (self.pc.add_parameters(size) for _ in range(2))
+        self.words = self.pc.add_lookup_parameters((5, size))
         self.builders = [
-            builder(1, SIZE, SIZE, self.pc)
+            builder(1, size, size, self.pc)
             for builder in (dy.VanillaLSTMBuilder, dy.CoupledLSTMBuilder, dy.GRUBuilder, dy.SimpleRNNBuilder)
         ]
 
@@ -80,7 +85,7 @@ class Cells:
     @dy.cell
     def draw(self, x: Expression) -> Expression:
         """Noise, and a sample by Gumbel's trick."""
-        return dy.noise(x, 0.1) + dy.softmax(x + dy.random_gumbel(SIZE))
+        return dy.noise(x, 0.1) + dy.softmax(x + dy.random_gumbel(self.size))
 
     @dy.cell
     def loss(self, h: Expression, label: int, weight: float) -> Expression:

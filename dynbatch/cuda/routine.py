@@ -39,9 +39,11 @@ class DeviceRoutine:
         kernels: of the device, in the Program's precision.
         program, stored, groups, forward, late_home: as of `dynbatch.cpu.routine.Routine`.
         alone: give each instruction a kernel of its own, whose result can be looked at.
+        gathers: bring the rows of every operand together before an instruction reads them, by a copy where they are
+            scattered; for comparisons.
 
     Attributes:
-        alone: as given.
+        alone, gathers: as given.
         steps, final: see the module.
         home, stride, part_of: where values lie; see `dynbatch.compiler.placement`.
         computed: values that batches compute into memory, in order.
@@ -56,9 +58,11 @@ class DeviceRoutine:
         forward: DeviceRoutine | None = None,
         late_home: dict[int, tuple[int, int]] | None = None,
         alone: bool = False,
+        gathers: bool = False,
     ) -> None:
         self.kernels = kernels
         self.alone = alone
+        self.gathers = gathers
         self.program = program
         self.values = values = program.values
         self.stored = stored
@@ -217,9 +221,10 @@ class DeviceRoutine:
             return lambda job: Rows(np.uint64(job.shared[v]), NULL, np.int64(0), np.int64(0))
         source, column = self.home[v]
         kind, index, width = self.values[source].kind, self.values[source].index, self.size(source)
-        if kind == "arg" and source not in self._known:
+        brought = self.gathers or source in self._known
+        if kind == "arg" and not brought:
             return lambda job: job.argument(index, column, width)
-        if kind == "list" and source not in self._known:
+        if kind == "list" and not brought:
             return lambda job: job.elements(index, column, width)
         find = self.place(v)
         return lambda job: rows_at(*find(job))
@@ -311,7 +316,7 @@ class DeviceRoutine:
                 found = value.op.numpy(*(self._constants[a] for a in value.args), **dict(value.attrs))
                 self._constants[v] = np.ascontiguousarray(found)
                 continue
-            home, column = _shared_home(self.program, v)
+            home, column = resolve(self.program, v, shared=True)
             if home != v:
                 self.add(_alias(v, home, column * np.dtype(self.kernels.dtype).itemsize))
             else:
@@ -357,7 +362,7 @@ class DeviceRoutine:
 
     def _kernel(self, region: Region) -> None:
         """One generated kernel."""
-        source = generate(self.program, region, self.kernels.dtype)
+        source = generate(self.program, region, self.kernels.dtype, self.gathers)
         kernel = self.kernels.generated(source.text)
         sizes = [np.int32(size) for size in source.sizes]
         numbers: list[Callable[[DeviceJob], tuple[int, ...]]] = []
@@ -424,20 +429,6 @@ def _alias(v: int, home: int, offset: int) -> Step:
     return lambda job: job.shared.__setitem__(v, job.shared[home] + offset)
 
 
-def _shared_home(program: Program, v: int) -> tuple[int, int]:
-    """`resolve` for what all rows share."""
-    column = 0
-    while True:
-        value = program.values[v]
-        if value.op is None or value.op.name not in ("reshape", "pick_range"):
-            return v, column
-        if value.op.name == "pick_range":
-            if len(program.values[value.args[0]].type.shape) > 1:  # type: ignore[union-attr]
-                return v, column
-            column += dict(value.attrs)["start"]
-        v = value.args[0]
-
-
 def _each_alone(program: Program, skip: Iterable[int]) -> list[Region | int]:
     """A schedule in which each instruction runs by itself."""
     found: list[Region | int] = []
@@ -470,7 +461,7 @@ class _SharedBlocks:
         for v, value in enumerate(values):
             if value.op is None or value.domain != SHARED or v in routine.late or v in self._owned:
                 continue
-            if _shared_home(routine.program, v)[0] == v:
+            if resolve(routine.program, v, shared=True)[0] == v:
                 self._owned[v] = self._driver.allocate(routine.size(v) * item)
 
     def __del__(self) -> None:

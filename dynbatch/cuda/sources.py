@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).with_name("kernels")
 
 FILES = {
     "rows": ("gather", "copy_rows", "lookup_rows"),
-    "sums": ("sum_edges", "lookup_gradient", "sum_slices", "add_slices"),
+    "sums": ("sum_edges", "lookup_gradient", "sum_slices", "add_slices", "add_parts"),
     "shapes": ("rearrange", "pad_range", "select_along", "select_along_gradient", "sum_to", "mean_to", "max_to"),
     "lines": (
         "softmax", "log_softmax", "softmax_gradient", "log_softmax_gradient", "one_hot_argmax", "normalize",

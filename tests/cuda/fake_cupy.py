@@ -16,6 +16,7 @@ from tests.cuda_emulator.memory import view
 
 DEVICES = 2
 STREAM = 77  # its address
+WORKSPACE = 4096  # bytes, of products that are captured
 
 
 class CUDARuntimeError(RuntimeError):
@@ -47,6 +48,7 @@ class FakeCupy:
         self.limit = limit
         self.current = []
         self.captured = None
+        self.prepared = set()  # what the cuBLAS handle has been given
         self.cuda = SimpleNamespace(
             runtime=Runtime(self),
             driver=SimpleNamespace(CUDADriverError=CUDADriverError),
@@ -103,7 +105,7 @@ class Stream(Entered):
         return SimpleNamespace(ptr=self._cupy.cuda.runtime.mark(), synchronize=self.synchronize)
 
     def begin_capture(self, mode):
-        assert mode == 1
+        assert mode == 2
         self._cupy.captured = []
 
     def is_capturing(self):
@@ -123,7 +125,7 @@ class Stream(Entered):
 class Runtime:
     CUDARuntimeError = CUDARuntimeError
     memcpyHostToDevice, memcpyDeviceToHost = 1, 2
-    streamCaptureModeThreadLocal = 1
+    streamCaptureModeRelaxed = 2
 
     def __init__(self, cupy):
         self._cupy = cupy
@@ -164,11 +166,22 @@ class Runtime:
 
 
 class Cublas:
+    """CuPy's: it calls nothing while a stream is captured."""
+
     CUBLASError = CUBLASError
     CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 
     def __init__(self, cupy):
         self._cupy = cupy
+
+    def setStream(self, handle, stream):
+        self._allow()
+        assert (handle, stream) == (99, STREAM)
+        self._cupy.prepared = {"stream"}
+
+    def _allow(self):
+        if self._cupy.captured is not None:
+            raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
 
     def sgemm(self, *arguments):
         self._multiply(np.float32, *arguments)
@@ -189,6 +202,7 @@ class Cublas:
         self, dtype, handle, ta, tb, m, n, k, alpha, a, lda, step_a, b, ldb, step_b, beta, c, ldc, step_c, count
     ):
         assert handle == 99
+        self._allow()
         item = np.dtype(dtype).itemsize
         alpha, beta = (view(scalar, (1,), dtype)[0] for scalar in (alpha, beta))
 
@@ -204,6 +218,17 @@ class Cublas:
             out[...] = product if beta == 0 else product + beta * out
 
         self._cupy.do(call)
+
+
+class DirectCublas(Cublas):
+    """`dynbatch.cuda.cublas.Cublas`."""
+
+    def set_workspace(self, handle, address, nbytes):
+        assert handle == 99 and address % 256 == 0 and nbytes == WORKSPACE and self._cupy.captured is None
+        self._cupy.prepared.add("workspace")
+
+    def _allow(self):
+        assert self._cupy.captured is not None and self._cupy.prepared == {"stream", "workspace"}
 
 
 class Pool:

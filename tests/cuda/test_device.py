@@ -6,6 +6,7 @@ DYNBATCH_CUDA_DRIVER=tests.cuda_emulator`` before ``python -m pytest``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,25 @@ def test_index_tables_go_up_in_one_copy_and_nothing_waits(quick: Any, monkeypatc
     assert update.count("download") == 1, "the norm of the gradient"
     assert value == ["download"]
     assert "synchronize" not in forward + backward + update + value
+
+
+def test_values_of_a_round_come_down_together(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each size, however many instances wait; and each may be read again."""
+    dy.init(device="cuda", dtype="float64", seed=1)
+    model = Model()
+
+    def walk(k: int) -> list[float]:
+        h = model.step(dy.inputVector([0.1 * k] * 5), k % 7)
+        found = [float(h.npvalue()[0])]
+        norm = dy.squared_norm(model.step(h, 1 if found[0] > 0 else 2))
+        return [*found, norm.value(), norm.value(), float(h.npvalue()[0])]
+
+    alone = [walk(k) for k in range(6)]
+    dy.renew_cg()
+    traffic = Traffic(quick, monkeypatch)
+    together = dy.map(walk, range(6))
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+    assert traffic.take().count("download") == 2 + 2 * 6, "two rounds, and what each instance reads again"
 
 
 def test_launches_do_not_grow_with_the_minibatch(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,3 +454,45 @@ def test_both_ways_to_multiply_scattered_rows(
     monkeypatch.setenv("DYNBATCH_CUDA_PRODUCT", "abacus")
     with pytest.raises(ConfigurationError, match="DYNBATCH_CUDA_PRODUCT='abacus': choose one of auto, cublas, gather"):
         choose(kernels, 6, 4, 4, False)
+
+
+def test_a_captured_plan_whose_tables_outgrow_a_buffer(quick: Any) -> None:
+    """Values given by the user are found again where they went up, in whatever buffer that was."""
+    size = 150_000  # more than half a buffer each
+    found = []
+    for device in ("cpu", "cuda"):
+        reset()
+        dy.init(device=device, dtype="float64", seed=3)
+        values = []
+        with dy.no_grad():
+            for k in range(5):
+                dy.renew_cg()
+                x, y = dy.inputVector(np.full(size, 1.0 + k)), dy.inputTensor(np.full((size, 1), 2.0 - k))
+                values.append((dy.sum_elems(x) + dy.mean_elems(y)).value())
+        found.append(values)
+    np.testing.assert_allclose(found[1], found[0])
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_way_of_dynet_gives_the_same(quick: Any, keep: bool) -> None:
+    """Each instruction alone, on gathered copies: for comparisons."""
+    results, launches = [], []
+    for like_dynet in (False, True):
+        reset()
+        dy.init(device="cuda", dtype="float64", seed=3)
+        backend = backends.backend()
+        backend.like_dynet = like_dynet
+        try:
+            model = Model()
+            with dy.profile() as profiled, contextlib.nullcontext() if keep else dy.no_grad():
+                loss = model.minibatch(0.1)
+                value = loss.value()
+            if keep:
+                loss.backward()
+            results.append([value, *[p.grad_as_array() for p in model.pc.named_parameters().values()]])
+            launches.append(sum(b.commands for b in profiled.batches))
+        finally:
+            backend.like_dynet = False
+    for found, wanted in zip(results[1], results[0]):
+        np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-13)
+    assert launches[1] > 2 * launches[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cupy import STREAM, CUDARuntimeError, FakeCupy
+from fake_cupy import STREAM, WORKSPACE, CUDARuntimeError, DirectCublas, FakeCupy
 
 import dynbatch as dy
 from dynbatch.cuda import cupy_driver, devices
@@ -43,6 +43,8 @@ def fake(monkeypatch):
     """CuPy, replaced."""
     cupy = FakeCupy()
     monkeypatch.setattr(cupy_driver, "_cupy", lambda: cupy)
+    monkeypatch.setattr(cupy_driver, "WORKSPACE", WORKSPACE)
+    monkeypatch.setattr(cupy_driver, "Cublas", lambda version: version == 13 and DirectCublas(cupy))
     return cupy
 
 
@@ -246,6 +248,7 @@ def test_a_graph_runs_again_what_was_recorded(device):
     device.fill(out, 0xFF, 36)
     device.launch(kernel, (1, 1, 1), (64, 1, 1), 0, [np.uint64(address), np.int64(12), np.float32(2)])
     device.gemm("float32", False, True, 3, 3, 4, 1.0, address, 4, address, 4, 0.0, out, 3)
+    device.gemm_strided_batched("float32", False, True, 3, 3, 4, 1.0, address, 4, 0, address, 4, 0, 0.0, out, 3, 9, 1)
     graph = device.end_capture()
     np.testing.assert_array_equal(from_device(device, address, (3, 4), np.float32), x)  # only recorded so far
     for _ in range(3):
@@ -485,3 +488,19 @@ def test_importing_needs_neither_cupy_nor_a_compiler():
         [sys.executable, "-c", program], cwd=CHECKOUT, env=os.environ | {"PATH": ""}, capture_output=True, text=True
     )
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_session_makes_device_and_stream_current_once(fake):
+    """For all calls inside, also behind one that fails."""
+    driver = cupy_driver.driver(1)
+    seen = []
+
+    def fail(*_):
+        raise CUDARuntimeError(700, "an illegal memory access")
+
+    with driver.session():
+        driver.launch_with("one", lambda *_: seen.append(list(fake.current)))
+        with pytest.raises(DeviceError, match="kernel two"):
+            driver.launch_with("two", fail)
+        driver.launch_with("three", lambda *_: seen.append(list(fake.current)))
+    assert seen == [["device 1", "stream"]] * 2 and not fake.current

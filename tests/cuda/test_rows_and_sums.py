@@ -118,12 +118,12 @@ def test_gradient_of_a_lookup_table(width: int, dtype: str) -> None:
     np.testing.assert_array_equal(gradient, expected)
 
 
-def sum_rows(device: Device, rows: int, width: int, start: int, stride: int, mem: np.ndarray, add: bool) -> np.ndarray:
+def sum_rows(device: Device, rows: int, width: int, start: int, stride: int, mem: np.ndarray) -> np.ndarray:
     launch = launches.slices(rows, width)
     sums = np.empty((launch.grid[1], width), mem.dtype)
     device.fixed("sum_slices", launch, sums, rows, np.int32(width), mem, start, stride)
     result = np.ones(width, mem.dtype)
-    device.fixed("add_slices", launches.elements(width), result, len(sums), np.int32(width), sums, np.int32(add))
+    device.fixed("add_slices", launches.elements(width), result, len(sums), np.int32(width), sums)
     return result
 
 
@@ -133,14 +133,34 @@ def test_sums_over_a_batch(width: int, dtype: str) -> None:
     for rows in (0, 1, 2, 9, 257):
         mem = np.random.default_rng(rows).normal(size=3 + rows * (width + 1)).astype(dtype)
         lines = mem[3:].reshape(rows, width + 1)[:, :width].astype(np.float64)
-        found = [sum_rows(Device(dtype, seed), rows, width, 3, width + 1, mem, add=False) for seed in SEEDS]
+        found = [sum_rows(Device(dtype, seed), rows, width, 3, width + 1, mem) for seed in SEEDS]
         assert all((f == found[0]).all() for f in found), "the order of threads must not matter"
         tolerance = {"float32": 1e-6, "float64": 1e-14}[dtype]
         np.testing.assert_allclose(
             found[0], lines.sum(0), rtol=tolerance, atol=tolerance * np.abs(lines).sum(0).max(initial=0)
         )
-        more = sum_rows(Device(dtype), rows, width, 3, width + 1, mem, add=True)
-        np.testing.assert_array_equal(more, 1 + found[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_are_added(dtype: str) -> None:
+    """Of any size, also none; more of them than a grid is high."""
+    for sizes in ([1, 700, 33, 0, 5], [1] * 70_000):
+        device = Device(dtype, seed=len(sizes))
+        item = np.dtype(dtype).itemsize
+        starts = np.concatenate(([0], np.cumsum(np.array(sizes) + 1)))
+        x, y = (numbers(dtype, int(starts[-1]), seed) for seed in range(2))
+        x, y = (np.where(np.isnan(a), 1, a).astype(dtype) for a in (x, y))
+        wanted = x.copy()
+        for start, size in zip(starts, sizes):
+            wanted[start : start + size] += y[start : start + size]
+        there = [device.driver.allocate(a.nbytes) for a in (x, y)]
+        for address, array in zip(there, (x, y)):
+            device.driver.upload(address, array)
+        to, of = (address + item * starts[:-1] for address in there)
+        launch = launches.parts(len(sizes), max(sizes))
+        device.fixed("add_parts", launch, to, of, np.array(sizes), len(sizes))
+        device.driver.download(there[0], x)
+        np.testing.assert_array_equal(x, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,9 +14,16 @@ import dynbatch as dy
 import dynbatch.functions
 from dynbatch.cpu import tiers
 
-CASES = [pytest.param(row, variant, id=f"{row}-{variant}") for row in ROWS for variant in row.variants]
+# These rows' kernels are for the CPU; tests/cuda/simulator_cases.py has others.
+MARKS = {"custom_op": [pytest.mark.cpu]}
+
+CASES = [
+    pytest.param(row, variant, id=f"{row}-{variant}", marks=MARKS.get(row.name, []))
+    for row in ROWS
+    for variant in row.variants
+]
 WITH_OPERANDS = [case for case in CASES if case.values[1].shapes]
-FIRST_VARIANTS = [pytest.param(row, row.variants[0], id=str(row)) for row in ROWS]
+FIRST_VARIANTS = [pytest.param(row, row.variants[0], id=str(row), marks=MARKS.get(row.name, [])) for row in ROWS]
 STRATEGIES = ["off", "depth", "agenda"]
 BATCH = 4
 

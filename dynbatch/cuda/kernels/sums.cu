@@ -65,11 +65,23 @@ extern "C" __global__ void __launch_bounds__(256, 1) sum_slices(real* sums, inte
     sums[integer(blockIdx.y) * width + j] = sum;
 }
 
-// Second stage: result[j] becomes the sum of the slices' sums, or with `add` grows by it. A thread for each column.
-extern "C" __global__ void add_slices(real* result, integer slices, int width, const real* sums, int add) {
+// Second stage: result[j] becomes the sum of the slices' sums. A thread for each column.
+extern "C" __global__ void add_slices(real* result, integer slices, int width, const real* sums) {
     const int j = blockIdx.x * blockDim.x + threadIdx.x;
     if (j >= width) return;
     real sum = 0;
     for (integer s = 0; s < slices; ++s) sum += sums[s * width + j];
-    result[j] = add ? result[j] + sum : sum;
+    result[j] = sum;
+}
+
+// Parts of arrays, given by addresses and sizes, grow by others. No part is there twice. A row of blocks (y) goes over
+// each part, or over every so many where parts are more than blocks; threads (x) over its elements.
+extern "C" __global__ void add_parts(const integer* to, const integer* from, const integer* sizes, integer parts) {
+    for (integer part = blockIdx.y; part < parts; part += gridDim.y) {
+        real* const sum = reinterpret_cast<real*>(to[part]);
+        const real* const x = reinterpret_cast<const real*>(from[part]);
+        for (integer i = integer(blockIdx.x) * blockDim.x + threadIdx.x; i < sizes[part];
+             i += integer(gridDim.x) * blockDim.x)
+            sum[i] += x[i];
+    }
 }
