@@ -27,6 +27,7 @@ from dynbatch.errors import FileFormatError
 
 PEERS = sorted({system.library for system in SYSTEMS.values() if system.peer})
 STRATEGIES = ("agenda", "depth", "off")
+MODES = ("infer", "train")
 QUICK = ("birnn", "lm", "treelstm")  # the models of the five-minute version
 BUSY = 0.3  # of the cores; with as many other processes the figures are of no use
 
@@ -38,13 +39,13 @@ def parser() -> argparse.ArgumentParser:
         description="Compares dynbatch with DyNet and PyTorch.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    known, modes = models.names(), ("infer", "train")
+    known = models.names()
     parser.add_argument(
         "--models", nargs="+", choices=known, default=list(QUICK), metavar="NAME", help=", ".join(known)
     )
     parser.add_argument("--hidden", nargs="+", type=positive, default=[64], metavar="N", help="hidden sizes")
     parser.add_argument("--batch", nargs="+", type=positive, default=[64], metavar="N", help="minibatch sizes")
-    parser.add_argument("--mode", nargs="+", choices=modes, default=list(modes), help="forward only, or training steps")
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES), help="forward only, or training steps")
     parser.add_argument("--against", nargs="*", choices=PEERS, default=PEERS, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument(
         "--threads", nargs="+", type=positive, default=[machine.cores()], metavar="N", help="numbers of threads"
@@ -146,7 +147,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
             systems, found["skipped"] = ablation.entries(module)
         else:
             systems = chosen_systems(module, args.against, args.strategies)
-        for mode, batch, threads, hidden in itertools.product(args.mode, args.batch, args.threads, args.hidden):
+        timed = [mode for mode in args.mode if mode in getattr(module, "MODES", MODES)]
+        for mode, batch, threads, hidden in itertools.product(timed, args.batch, args.threads, args.hidden):
             configuration = Configuration(name, hidden, batch, mode, threads)
             present = [entry for entry in systems if entry.system not in found["missing"]]
             with tqdm(total=args.repeats, desc=str(configuration), unit="round", leave=False, disable=None) as bar:

@@ -187,7 +187,9 @@ class Fiber:
     """One instance, and where it stands.
 
     Attributes:
-        paused: the greenlet to go on with: the instance's own, or one that the instance itself has made.
+        greenlet: what it runs in, once it is begun.
+        paused: the greenlet to go on with: that one, or one that the instance itself has made; None before the start.
+        is_over: whether it has returned or failed.
         settings: of ``with`` blocks, while another instance runs.
         has_place: False while it is blocked.
         inner: the map that it is blocked in.
@@ -200,8 +202,9 @@ class Fiber:
         self.hub = hub
         self.fork = fork
         self.index = index
-        self.greenlet = self.paused = hub.library.greenlet(self._call, hub.greenlet)
-        self.greenlet.gr_context = fork.context.copy()
+        self.greenlet: Any = None
+        self.paused: Any = None
+        self.is_over = False
         self.settings = (*fork.settings[:3], fork.stream.within(index))
         self.has_place = True
         self.inner: Fork | None = None
@@ -209,12 +212,14 @@ class Fiber:
         self.stopping: BaseException | None = None
         self.error: BaseException | None = None
 
-    def _call(self) -> None:
+    def run(self) -> None:
+        """The whole of it; called in its greenlet."""
         fork = self.fork
         try:
             fork.results[self.index] = fork.fn(fork.instances[self.index])
         except BaseException as error:
             self.error = error
+        self.is_over = True
 
     def wait(self, execution: Execution, targets: list[int]) -> None:
         """Let others go on until these values are computed."""
@@ -265,6 +270,9 @@ class Hub:
         waiting: instances that wait, with the values that they wait for.
         starting: maps with instances that were not begun, the newest last.
         returning: instances whose inner map has ended, and that need a place.
+        idle: greenlets whose instance is over; another one can run in them, for starting a greenlet takes longer than
+            ten switches.
+        entering: the instance that the next greenlet runs.
     """
 
     def __init__(self, library: Any, fork: Fork, share: float) -> None:
@@ -278,6 +286,8 @@ class Hub:
         self.waiting: dict[Fiber, list[int]] = {}
         self.starting = [fork]
         self.returning: list[Fiber] = []
+        self.idle: list[Any] = []
+        self.entering: Fiber | None = None
         self.report = MapPlan(state.strategy or config.autobatch)
 
     def run(self) -> list[Any]:
@@ -294,6 +304,7 @@ class Hub:
             self._stop(fork, error)
             raise
         finally:
+            self.idle.clear()
             state.settings = settings
             self._hand_over_report()
         failed, fork.error = fork.error, None
@@ -342,6 +353,8 @@ class Hub:
     def _go_on(self, fiber: Fiber) -> None:
         """Switch to an instance; returns when it waits, is blocked or has ended."""
         thrown, fiber.thrown = fiber.thrown, None
+        if fiber.paused is None:
+            self._begin(fiber)
         state.settings = fiber.settings
         state.fiber = fiber
         try:
@@ -352,8 +365,27 @@ class Hub:
         finally:
             state.fiber = None
             fiber.settings = state.settings
-        if fiber.greenlet.dead:
+        if fiber.is_over:
             self._ended(fiber)
+
+    def _begin(self, fiber: Fiber) -> None:
+        greenlet = self.idle.pop() if self.idle else None
+        if greenlet is None or greenlet.dead:  # by an interrupt
+            greenlet = self.library.greenlet(self._work, self.greenlet)
+        greenlet.gr_context = fiber.fork.context.copy()
+        fiber.greenlet = fiber.paused = greenlet
+        self.entering = fiber
+
+    def _work(self) -> None:
+        """What a greenlet does: instances, one after the other, until the map is over and nobody knows it any more."""
+        own = self.library.getcurrent()
+        while True:
+            fiber, self.entering = self.entering, None
+            assert fiber is not None
+            fiber.run()
+            del fiber
+            self.idle.append(own)
+            self.greenlet.switch()
 
     def _ended(self, fiber: Fiber) -> None:
         fork = fiber.fork
@@ -390,7 +422,7 @@ class Hub:
         self.starting = [each for each in self.starting if each not in gone]
         for fiber in reversed(fibers):
             fiber.stopping = why
-            if fiber.greenlet:  # was switched to, and has not ended
+            if fiber.greenlet and not fiber.is_over:  # was switched to, and has not ended
                 fiber.thrown = InstanceStopped(f"instance {fiber.index} of dynbatch.map is stopped")
                 self._go_on(fiber)
             else:

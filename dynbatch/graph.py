@@ -324,7 +324,8 @@ class Operand:
 
     def vec_value(self, recalculate: bool = False) -> list[float]:
         """All elements as a flat list of floats, in column-major order."""
-        return [float(x) for x in self.npvalue().reshape(-1, order="F")]
+        found: list[float] = self.npvalue().reshape(-1, order="F").tolist()
+        return found
 
     def argmax_value(self) -> Any:
         """Index of the largest element (the first, if several), in column-major order; a list for a batch."""

@@ -268,7 +268,8 @@ class TreeGrower(training.Task):
         def below(k: int) -> tuple[tuple[Node, ...], list[dy.Expression]]:
             return self.grow(ancestor, labels[k], eldest, decisions.below(k))
 
-        grown = dict(zip(growing, decisions.each(below, growing)))
+        each = decisions.each if len(growing) > 1 else map  # one needs no map of its own
+        grown = dict(zip(growing, each(below, growing)))
         nodes = [Node(self.label_names[label], grown[k][0] if k in grown else ()) for k, label in enumerate(labels)]
         return tuple(nodes), [*losses, *(loss for _, inner in grown.values() for loss in inner)]
 

@@ -105,6 +105,14 @@ def test_dynet_gives_the_losses_of_dynbatch(model):
     np.testing.assert_allclose(losses, session("dynbatch", "agenda", model=model).compare()[0], rtol=1e-5)
 
 
+def test_models_that_decide_by_what_they_compute_are_timed_in_inference_only(monkeypatch, capsys):
+    monkeypatch.setattr(command, "peak", lambda threads: 1.0)
+    seen = []
+    monkeypatch.setattr(command, "measure", lambda c, *_: seen.append(c.mode) or measure.Findings())
+    assert command.main(["--models", "stackrnn", "lm"]) == 0
+    assert seen == ["infer", "infer", "train"]
+
+
 def test_comparing_puts_the_weights_back():
     trained = session("dynbatch", "agenda")
     assert trained.compare()[0] == trained.compare()[0]

@@ -291,6 +291,33 @@ def test_nan_and_infinity_are_kept(cell: Any, dtype: str) -> None:
             assert np.isnan(wanted[np.isnan(pairs).any(axis=1)]).all(), what
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_shared_matrices_multiply_all_columns_of_a_batch_at_once(dtype: str) -> None:
+    """In compiled code, unless the columns are not at equal distances."""
+    dy.init(dtype=dtype, seed=1)
+    pc = dy.ParameterCollection()
+    W, V = pc.add_parameters((5, 3)), pc.add_parameters((2, 5))
+
+    @dy.cell
+    def columns(x: Any, v: Any) -> Any:
+        both = dy.concatenate([dy.tanh(v[:6]), v])  # the first part lies in it
+        return V * dy.tanh(W * x), W * dy.reshape(both[:6], (3, 2)), dy.transpose(W) * (W * x)
+
+    rng = np.random.default_rng(1)
+    arrays = [(rng.standard_normal((3, 4)), rng.standard_normal(8)) for _ in range(7)]
+    found = {}
+    for mode in ("never", "always"):
+        tiers.set_mode(mode)
+        dy.renew_cg()
+        outputs = [columns(dy.inputTensor(x), dy.inputVector(v)) for x, v in arrays]
+        dy.esum([dy.squared_norm(e) for es in outputs for e in es]).backward()
+        found[mode] = [e.npvalue() for es in outputs for e in es] + [W.grad_as_array(), V.grad_as_array()]
+        pc.reset_gradient()
+    for a, b in zip(found["always"], found["never"]):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
+    assert "float" in " ".join(dy.plan().products)  # by a weight that was prepared
+
+
 def test_infinite_constants() -> None:
     @dy.cell
     def masked(x: Any) -> Any:

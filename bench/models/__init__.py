@@ -8,6 +8,8 @@ A module has
 - ``weights(hidden, sizes, random)``: the initial weights, a dict of float32 arrays drawn from a NumPy generator.
 - ``flops(instance, hidden, sizes)``: floating-point operations of the products in its forward pass, a multiplication
   and an addition counting as two.
+- ``MODES``, where not both ``infer`` and ``train`` are timed. A model that decides by what it computes may decide
+  otherwise in another system once rounding has gone through some updates.
 - ``PROGRAMS``: for each system of `bench.systems.SYSTEMS` that has the model, a function from the weights to a
   `Program`. The function imports its library, since a worker process must import no other.
 """

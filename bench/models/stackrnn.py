@@ -17,6 +17,7 @@ from bench.models import Program, mapped, without_cells
 from bench.sentences import Weights
 
 UNIT = "sentences"
+MODES = ("infer",)  # training changes decisions that were close
 SHIFT = 0  # the number of an action; the others join
 TABLES = ("words", "actions", "empty")
 NETWORKS = "sba"  # of the stack, the buffer and the actions

@@ -31,7 +31,8 @@ import math
 import numpy as np
 from dynbatch.cpu.jit import jit
 from dynbatch.cpu.special import (
-    exp32, greatest, inverse_root, logistic32, logistic64, normal32, normal64, quotient, tanh32, uniform32, uniform64,
+    erf32, exp32, greatest, inverse_root, logistic32, logistic64, normal32, normal64, quotient, tanh32, uniform32,
+    uniform64,
 )
 
 '''
@@ -43,13 +44,15 @@ _OPTIONS = (
 
 _FUNCTIONS = {
     "float32": {
-        "tanh": "tanh32", "logistic": "logistic32", "exp": "exp32", "uniform": "uniform32", "normal": "normal32",
+        "tanh": "tanh32", "logistic": "logistic32", "exp": "exp32", "erf": "erf32", "uniform": "uniform32",
+        "normal": "normal32",
     },
     "float64": {
-        "tanh": "math.tanh", "logistic": "logistic64", "exp": "math.exp", "uniform": "uniform64", "normal": "normal64",
+        "tanh": "math.tanh", "logistic": "logistic64", "exp": "math.exp", "erf": "math.erf", "uniform": "uniform64",
+        "normal": "normal64",
     },
 }  # fmt: skip
-_LIBRARY = {"log": "math.log", "log1p": "math.log1p", "expm1": "math.expm1", "sqrt": "math.sqrt", "erf": "math.erf"}
+_LIBRARY = {"log": "math.log", "log1p": "math.log1p", "expm1": "math.expm1", "sqrt": "math.sqrt"}
 
 
 class KernelSource(NamedTuple):

@@ -545,22 +545,32 @@ class _Emitter:
             self._by_python(f"{self._array(v)}[...] = {name}({operands})")
 
     def _is_weight_product(self, v: int) -> bool:
-        """Whether value ``v`` is a product of a shared matrix with a vector of each row: one GEMM for the batch."""
+        """Whether value ``v`` is a product of a shared matrix with each row's vector or matrix: one GEMM for the batch.
+
+        Columns of matrices are vectors at equal distances where the matrices themselves follow each other.
+        """
         value = self.values[v]
         if value.op is not matmul:
             return False
         weight, x = value.args
         attrs = dict(value.attrs)
-        ranks = [len(self.values[a].type.shape) for a in (weight, x)]  # type: ignore[union-attr]
-        fits = self._is_shared(weight) and not self._is_shared(x) and ranks == [2, 1]
-        return fits and bool(attrs.get("vector")) and not attrs.get("tb")
+        ranks = [len(self.values[a].type.shape) for a in (weight, x, v)]  # type: ignore[union-attr]
+        if not self._is_shared(weight) or self._is_shared(x) or attrs.get("tb"):
+            return False
+        if ranks == [2, 2, 2]:
+            return self.stride[self.home[x][0]] == self._size(x) and self.stride[v] == self._size(v)
+        return ranks == [2, 1, 1]
 
     def _weight_product(self, v: int, transposed: bool) -> None:
         weight, x = self.values[v].args
-        at, stride = self._at(x)
+        (at, stride), out_stride = self._at(x), self._width(self.stride[v])
+        count = self._count(self.values[v].domain)
+        inner, *columns = self.values[x].type.shape  # type: ignore[union-attr]
+        if columns:
+            stride, out_stride = self._width(inner), self._width(self._size(v) // columns[0])
+            count = f"{count} * {self._width(columns[0])}"
         factor = self._shared(weight, "factor transposed" if transposed else "factor")
-        where = f"{self._location(v)}, {self._width(self.stride[v])}"
-        self._add(f"multiply(mem, {at}, {stride}, {self._count(self.values[v].domain)}, {factor}, {where})")
+        self._add(f"multiply(mem, {at}, {stride}, {count}, {factor}, {self._location(v)}, {out_stride})")
 
     def _concatenation(self, v: int) -> None:
         width, column = self._width(self.stride[v]), 0

@@ -115,9 +115,9 @@ class Arena:
         self.mem[start] = 1
         return start
 
-    def read(self, locations: np.ndarray, storage: tuple[int, ...]) -> np.ndarray:
-        """A copy of the values at these offsets, in storage order."""
-        return np.stack([self.view(start, storage) for start in locations.tolist()])
+    def read(self, locations: np.ndarray, storage: tuple[int, ...]) -> list[np.ndarray]:
+        """The values at these offsets, in storage order: views."""
+        return [self.view(start, storage) for start in locations.tolist()]
 
     def view(self, offset: int, shape: tuple[int, ...]) -> np.ndarray:
         """The values at an offset, C-ordered."""

@@ -66,6 +66,30 @@ def tanh32(x):
     return x * p / (((_Q0 * s + _Q1) * s + _Q2) * s + _Q3)
 
 
+_ERF_LIMIT = np.float32(3.95)  # beyond it is one
+_A0, _A1, _A2, _A3, _A4, _A5 = (
+    np.float32(c) for c in (2.02590952e-06, 2.84687378e-04, 3.80814902e-03, 5.28754088e-02, 1.91550028e-01, 1.12837914)
+)
+_B0, _B1, _B2, _B3, _B4 = (
+    np.float32(c) for c in (3.78317977e-05, 1.17072256e-03, 1.50550652e-02, 1.14559506e-01, 5.03089468e-01)
+)
+
+
+@njit(inline="always", error_model="numpy")
+def erf32(x):
+    """The error function as a rational polynomial, fitted to its relative error; NaN stays NaN. Error 4e-7.
+
+    It is exactly one where it is that in single precision: GELU multiplies what is missing to one by large numbers.
+    """
+    x = _ERF_LIMIT if x > _ERF_LIMIT else x
+    x = -_ERF_LIMIT if x < -_ERF_LIMIT else x
+    s = x * x
+    p = ((((_A0 * s + _A1) * s + _A2) * s + _A3) * s + _A4) * s + _A5
+    y = x * p / (((((_B0 * s + _B1) * s + _B2) * s + _B3) * s + _B4) * s + _ONE)
+    y = _ONE if x >= _ERF_LIMIT else y
+    return -_ONE if x <= -_ERF_LIMIT else y
+
+
 _LOG2E = np.float32(1.44269504088896341)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _EXP_HIGH, _EXP_LOW = np.float32(89), np.float32(-104.5)  # beyond are infinity and zero
