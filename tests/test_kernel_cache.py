@@ -114,6 +114,37 @@ for x in (2.0, 3.0):
     assert third.stdout.split() == ["0.69315", "1.09861"]
 
 
+HOLDER = """
+import sys
+from dynbatch.cpu import jit
+
+def first(): pass
+def second(): pass
+
+with jit._alone({"first": first, "second": second}[sys.argv[1]]):
+    print("has it", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
+def test_processes_wait_for_one_another_only_where_they_compile_the_same(tmp_path: Path) -> None:
+    def hold(name: str) -> subprocess.Popen[str]:
+        environment = os.environ | {"DYNBATCH_CACHE": str(tmp_path)}
+        command = [sys.executable, "-c", HOLDER, name]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    holder = hold("first")
+    assert holder.stdout is not None and holder.stdout.readline() == "has it\n"
+    other = hold("second")
+    assert other.communicate("\n", timeout=60)[0] == "has it\n"
+    waiting = hold("first")
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(timeout=2)
+    holder.communicate("\n", timeout=60)
+    assert waiting.communicate("\n", timeout=60)[0] == "has it\n"
+
+
 def test_the_numpy_tier_runs_while_another_thread_compiles(tmp_path: Path) -> None:
     code = """
 import threading, time

@@ -2,7 +2,8 @@
 
 numba's own cache keeps the overloads of a function in numbered files and does not lock them: two processes that compile
 one function for different types at the same time can each take number one, and the next to load gets the other's code,
-which reads its arguments as what they are not. Here a lock file is held while a function is compiled or loaded.
+which reads its arguments as what they are not. Here a lock is held while a function is compiled or loaded: one byte of
+a lock file, a different one for each function, so that processes wait only where they want the same one.
 
 Compiled code contains the functions that it calls, but numba's cache looks at the file of the function itself only: it
 would go on with the old code of a function in another file. Here it looks at all files that are compiled.
@@ -15,7 +16,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 _lock = threading.RLock()
-_depth = 0
+_handle: int | None = None  # of the lock file, while something is compiled
+_held: list[int] = []  # the bytes of it that are locked, one for each function that is being compiled
 
 
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -41,7 +43,7 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         compile = dispatcher.compile
 
         def compile_locked(signature: Any) -> Any:
-            with _alone():
+            with _alone(function):
                 return compile(signature)
 
         dispatcher.compile = compile_locked
@@ -55,41 +57,55 @@ def c_function(function: Callable[..., Any], signature: str, **options: Any) -> 
 
     What calls it needs none of its code, which would be compiled again with each caller.
     """
-    with _alone():
+    with _alone(function):
         return cfunc(signature, cache=True, **options)(function)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Hold the lock file; compiling one function may compile others."""
-    global _depth
+def _alone(function: Callable[..., Any]) -> Iterator[None]:
+    """Hold the lock of a function; compiling one may compile others, which call no function that waits for them."""
+    global _handle
     with _lock:
-        handle = _open_lock() if _depth == 0 else None
-        _depth += 1
+        if not _held:
+            _handle = _open_lock_file()
+        byte = _byte(function)
+        is_new = byte not in _held
+        _held.append(byte)
         try:
+            if is_new:
+                _lock_byte(byte, True)
             yield
         finally:
-            _depth -= 1
-            if handle is not None:
-                os.close(handle)  # and with it the lock
+            _held.remove(byte)
+            if is_new:
+                _lock_byte(byte, False)
+            if not _held and _handle is not None:
+                os.close(_handle)
+                _handle = None
 
 
-def _open_lock() -> int | None:
-    """A locked file, or None where files cannot be locked; then there is no cache to protect either, or one process."""
+def _byte(function: Callable[..., Any]) -> int:
+    """The byte that stands for a function; no two functions share one but by a chance of one in 2**55."""
+    name = f"{function.__module__} {function.__qualname__}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+
+
+def _open_lock_file() -> int | None:
+    """The lock file, or None where files cannot be locked; then there is no cache to protect either, or one process."""
     if fcntl is None:
         return None
     try:
         folder = cache_directory()
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / "compiling.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        return os.open(folder / "compiling.lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError:
         return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
+
+
+def _lock_byte(byte: int, locks: bool) -> None:
+    if _handle is not None:
+        with suppress(OSError):  # a file system without locks
+            fcntl.lockf(_handle, fcntl.LOCK_EX if locks else fcntl.LOCK_UN, 1, byte)
 
 
 @functools.cache
