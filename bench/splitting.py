@@ -2,7 +2,7 @@
 
 The kernel is that of an LSTM's gates, on vectors of 64 and of 256. Both ways run in one process in turns; a line shows
 medians of microseconds a batch, and the element operations (rows, times elements, times instructions) that
-`dynbatch.cpu.split.SPLIT_FROM` is compared with.
+`dynbatch.cpu.team.SPLIT_FROM` is compared with.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import statistics
 from typing import Any
 
 import dynbatch as dy
-from dynbatch.cpu import split, tiers
+from dynbatch.cpu import tiers
+from dynbatch.cpu.team import TEAM
 
 WIDTHS = (64, 256)
 ROWS = (4, 32, 64, 128, 256, 512)
@@ -29,7 +30,7 @@ def gates(i: Any, f: Any, o: Any, u: Any, c: Any) -> Any:
 
 def seconds(rows: int, width: int, split_from: int) -> float:
     """Time of one batch."""
-    split.SPLIT_FROM = split_from
+    TEAM.split_from(split_from)
     dy.renew_cg()
     inputs = [dy.inputVector([0.01 * r] * width) for r in range(rows)]
     dy.forward(inputs)

@@ -5,6 +5,7 @@ And kernels that are interpreted instead of compiled, so that random Programs ca
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 from collections.abc import Callable
@@ -194,15 +195,54 @@ class _Math:
     erf = staticmethod(math.erf)
 
 
+_Function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 _interpreted: dict[str, dict[str, Any]] = {}
+_raised: list[BaseException] = []
 
 
-def interpreted(text: str, given: dict[str, str] | None = None) -> dict[str, Any]:
+class _JobFunction:
+    """A function of a job that compiled code can call by its address, run by Python."""
+
+    def __init__(self, function: Callable[[Any, int], None]) -> None:
+        def call(job: Any, index: int) -> None:
+            try:
+                function(job, index)
+            except BaseException as error:  # it would be lost in the code that called this
+                _raised.append(error)
+
+        self._callback = _Function(call)
+        self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
+
+
+def _call(function: int, arguments: tuple[int, ...]) -> int:
+    """`dynbatch.cpu.native.call_long`."""
+    types = [ctypes.c_int64] * len(arguments)
+    result = ctypes.CFUNCTYPE(ctypes.c_int64, *types)(int(function))(*map(int, arguments))
+    if _raised:
+        raise _raised.pop()
+    return result
+
+
+def _array_at(pointer: tuple[type, int], size: int) -> np.ndarray:
+    """`numba.carray`."""
+    dtype, address = pointer
+    kind = np.ctypeslib.as_ctypes_type(dtype)
+    return np.ctypeslib.as_array((kind * size).from_address(int(address) or ctypes.addressof(_nothing)))
+
+
+_nothing = ctypes.c_int64()
+
+
+def interpreted(text: str) -> dict[str, Any]:
     """What `dynbatch.cpu.kernels.load` gives, run by Python: for float64 only."""
     found = _interpreted.get(text)
     if found is None:
-        found = {name: interpreted(source)["kernel"] for name, source in (given or {}).items()}
-        exec(compile(re.sub(r"@jit\(.*?\)\n", "", text, flags=re.DOTALL), "<interpreted kernel>", "exec"), found)
-        found["math"] = _Math
+        found = {}
+        plain = re.sub(r"@(jit|job_function)\(.*?\)\n", "", text, flags=re.DOTALL)
+        exec(compile(plain, "<interpreted kernel>", "exec"), found)
+        found |= {"math": _Math, "call": _call, "call_long": _call, "address": lambda array: array.ctypes.data}
+        found |= {"pointer_to": lambda zero, address: (type(zero), address), "carray": _array_at}
+        if "kernel" in found:
+            found["kernel"] = _JobFunction(found["kernel"])
         _interpreted[text] = found
     return found

@@ -29,6 +29,7 @@ class Tables:
         table_sizes(*walk, order, starts, signatures, self._offsets, self._metas, self._floats)
         self.table = np.empty(self._offsets[batches], np.int64)
         self.meta = np.empty(self._metas[batches], np.int64)
+        self._floats_as: dict[np.dtype, np.ndarray] = {}
         self.floats = np.empty(self._floats[batches], np.float64)
         fill_tables(
             *walk, graph.fpos, order, starts, signatures, graph.location, graph.widths, graph.payload,
@@ -82,6 +83,13 @@ class Tables:
         rows = self.rows(b)
         start = self._float_list[b] + index * rows
         return self.floats[start : start + rows]
+
+    def floats_as(self, dtype: np.dtype) -> np.ndarray:
+        """The float payload of all batches, in the precision of the graph."""
+        found = self._floats_as.get(dtype)
+        if found is None:
+            found = self._floats_as[dtype] = self.floats.astype(dtype, copy=False)
+        return found
 
     def list_segments(self, b: int, index: int) -> tuple[np.ndarray, np.ndarray, bool]:
         """Boundaries and element locations of a list argument, and whether the elements follow each other."""

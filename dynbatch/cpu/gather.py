@@ -6,10 +6,10 @@ from dynbatch.cpu.jit import jit
 
 
 @jit(boundscheck=False)
-def gather(mem, offsets, width, start, stride):
-    """Copy ``width`` elements from each offset to rows ``start``, ``start + stride``, ..."""
+def gather(mem, offsets, column, width, start, stride):
+    """Copy ``width`` elements from ``column`` behind each offset to rows ``start``, ``start + stride``, ..."""
     for r in range(offsets.size):
-        source = mem[offsets[r] : offsets[r] + width]
+        source = mem[offsets[r] + column : offsets[r] + column + width]
         target = mem[start + r * stride : start + r * stride + width]
         for j in range(width):
             target[j] = source[j]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.cpu import team
-from dynbatch.cpu.jit import jit
+from dynbatch.cpu.jit import jit, job_function
 from dynbatch.cpu.native import call
 from dynbatch.cpu.tile import MOST_ROWS, MOST_VECTORS, VECTOR_BYTES, tile
 
@@ -28,10 +28,14 @@ _X, _X_STRIDE, _ROWS, _PANELS, _INNER, _WIDTH, _OUT, _OUT_STRIDE, _PANEL_STEP, _
 _FIELDS = 10
 
 
-@functools.cache
 def kernel(dtype: str) -> int:
     """Address of the compiled function that runs one chunk of a job, for ``float32`` or ``float64``."""
-    return team.job_function(_chunk_float32 if dtype == "float32" else _chunk_float64)
+    return int(_compiled(dtype).address)
+
+
+@functools.cache
+def _compiled(dtype: str) -> Any:
+    return job_function(error_model="numpy")(_chunk_float32 if dtype == "float32" else _chunk_float64)
 
 
 def _chunk_float32(job: Any, index: int) -> None:

@@ -30,6 +30,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+_caching = True
 _lock = threading.RLock()
 _handle: int | None = None  # of the lock file, while something is compiled
 _held: list[int] = []  # the bytes of it that are locked, one for each function that is being compiled
@@ -39,7 +40,7 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Like ``numba.njit(cache=True, nogil=True, **options)``, safe against other processes."""
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher: Any = njit(cache=True, nogil=True, **options)(function)
+        dispatcher: Any = njit(cache=_caching, nogil=True, **options)(function)
         compile = dispatcher.compile
 
         def compile_locked(signature: Any) -> Any:
@@ -55,10 +56,27 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def c_function(function: Callable[..., Any], signature: str, **options: Any) -> Any:
     """``numba.cfunc(signature, cache=True, **options)(function)``, safe against other processes; has an ``address``.
 
-    What calls it needs none of its code, which would be compiled again with each caller.
+    What calls it by its address needs none of its code, which would be compiled again with each caller. The address is
+    valid as long as the result lives.
     """
     with _alone(function):
-        return cfunc(signature, cache=True, **options)(function)
+        return cfunc(signature, cache=_caching, **options)(function)
+
+
+def job_function(**options: Any) -> Callable[[Callable[[Any, int], None]], Any]:
+    """Decorates ``function(job, index)``, a `c_function` that gets its job as a pointer to 64-bit integers."""
+    return functools.partial(c_function, signature="void(CPointer(int64), int64)", **options)
+
+
+@contextmanager
+def without_cache() -> Iterator[None]:
+    """What is decorated meanwhile is compiled anew in each process, and not kept."""
+    global _caching
+    before, _caching = _caching, False
+    try:
+        yield
+    finally:
+        _caching = before
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Job:
             self.viewed += where.size * width
         else:
             start = self.arena.scratch(where.size * width)
-            gather(self.arena.mem, where, width, start, width)
+            gather(self.arena.mem, where, 0, width, start, width)
             self.gathered += where.size * width
         return self.arena.view(start, (1 if one else where.size, *storage))
 
@@ -113,7 +113,7 @@ class BackwardJob(Job):
         if place >= 0:
             return place
         location = self.arena.scratch(self.rows * width)
-        gather(self.arena.mem, self.pools.locate(v, self.nodes_row), width, location, width)
+        gather(self.arena.mem, self.pools.locate(v, self.nodes_row), 0, width, location, width)
         self.gathered += self.rows * width
         return location
 

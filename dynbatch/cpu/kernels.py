@@ -21,6 +21,7 @@ from typing import Any
 from numba import typeof
 
 from dynbatch.cpu.cache import cache_directory
+from dynbatch.cpu.jit import without_cache
 
 _SPECIAL = Path(__file__).with_name("special.py").read_text()
 """Inlined into the kernels, and so part of each one's hash."""
@@ -29,17 +30,12 @@ _loaded: dict[str, dict[str, Any]] = {}
 _warned = False
 
 
-def load(text: str, given: dict[str, str] | None = None) -> dict[str, Any]:
-    """The names that this source defines; its functions come from the cache if they have been compiled before.
-
-    Arguments:
-        text: the source; the `digest` of each kernel in ``given`` is part of it.
-        given: by name, the sources of kernels that it calls.
-    """
+def load(text: str) -> dict[str, Any]:
+    """The names that this source defines; its functions come from the cache if they have been compiled before."""
     name = digest(text)
     found = _loaded.get(name)
     if found is None:
-        found = _loaded[name] = _load(name, text, given or {})
+        found = _loaded[name] = _load(name, text)
     return found
 
 
@@ -48,36 +44,41 @@ class StillCompiling(Exception):
 
 
 def first_call(
-    namespace: dict[str, Any], name: str, text: str, given: dict[str, str], background: bool = False
+    namespace: dict[str, Any], name: str, text: str, prepare: Callable[[], None], background: bool = False
 ) -> Callable[..., None]:
     """Stands for function ``name`` of this source in a namespace until it was called once.
 
     numba reads and writes its own files at the first call, so that a fault of those shows here. In the background,
     the first call lets another thread compile, and calls raise `StillCompiling` until that is done.
+
+    Arguments:
+        prepare: compiles what the function calls by address; may be called more than once.
     """
     compiling: list[threading.Thread] = []
 
     def call(*args: Any) -> None:
         if background and not compiling:
             types = tuple([typeof(a) for a in args])  # type: ignore[no-untyped-call]
-            compiling.append(threading.Thread(target=_compile, args=(text, given, name, types), daemon=True))
+            compiling.append(threading.Thread(target=_compile, args=(text, prepare, name, types), daemon=True))
             compiling[0].start()
         if compiling and compiling[0].is_alive():
             raise StillCompiling
+        prepare()
         try:
-            load(text, given)[name](*args)
+            load(text)[name](*args)
         except Exception as error:
-            _loaded[digest(text)] = _in_memory(digest(text), text, given, error)
+            _loaded[digest(text)] = _in_memory(digest(text), text, error)
             load(text)[name](*args)
         namespace[name] = load(text)[name]
 
     return call
 
 
-def _compile(text: str, given: dict[str, str], name: str, types: tuple[Any, ...]) -> None:
+def _compile(text: str, prepare: Callable[[], None], name: str, types: tuple[Any, ...]) -> None:
     # a fault shows again at the next call, which reports it
     with suppress(Exception):
-        load(text, given)[name].compile(types)
+        prepare()
+        load(text)[name].compile(types)
 
 
 def is_compiled(text: str) -> bool:
@@ -91,7 +92,7 @@ def digest(text: str) -> str:
     return hashlib.sha256((_SPECIAL + text).encode()).hexdigest()[:24]
 
 
-def _load(name: str, text: str, given: dict[str, str]) -> dict[str, Any]:
+def _load(name: str, text: str) -> dict[str, Any]:
     module_name = f"dynbatch_kernel_{name}"
     try:
         path = _written(name, text)
@@ -99,20 +100,18 @@ def _load(name: str, text: str, given: dict[str, str]) -> dict[str, Any]:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module  # numba's cache finds the function's globals by the module's name
-        module.__dict__.update({k: load(source)["kernel"] for k, source in given.items()})
         spec.loader.exec_module(module)
         return module.__dict__
     except Exception as error:  # any fault of the cache: the functions do not need it
-        return _in_memory(name, text, given, error)
+        return _in_memory(name, text, error)
 
 
-def _in_memory(name: str, text: str, given: dict[str, str], error: Exception) -> dict[str, Any]:
+def _in_memory(name: str, text: str, error: Exception) -> dict[str, Any]:
     """The functions without a cache, and a warning that says what is wrong with that."""
     _warn(error)
     namespace: dict[str, Any] = {"__name__": f"dynbatch_kernel_{name}"}
-    namespace |= {k: _in_memory(digest(source), source, {}, error)["kernel"] for k, source in given.items()}
-    text = text.replace("from dynbatch.cpu.jit import jit", "from numba import njit as jit")  # no cache
-    exec(compile(text, f"<kernel {name}>", "exec"), namespace)
+    with without_cache():
+        exec(compile(text, f"<kernel {name}>", "exec"), namespace)
     return namespace
 
 

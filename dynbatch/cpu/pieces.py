@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dynbatch.cpu import blas, team
-from dynbatch.cpu.jit import jit
+from dynbatch.cpu.jit import jit, job_function
 from dynbatch.cpu.team import TEAM
 
 CUT_FROM = 1 << 21
@@ -24,10 +24,14 @@ _IS_PACKED, _BY_ROWS, _STEP = 13, 14, 15
 _FIELDS = 16
 
 
-@functools.cache
 def piece(dtype: str) -> int:
     """Address of the compiled function that computes one piece, for ``float32`` or ``float64``."""
-    return team.job_function(_piece_float32 if dtype == "float32" else _piece_float64)
+    return int(_compiled(dtype).address)
+
+
+@functools.cache
+def _compiled(dtype: str) -> Any:
+    return job_function(error_model="numpy")(_piece_float32 if dtype == "float32" else _piece_float64)
 
 
 def _piece_float32(job: Any, index: int) -> None:

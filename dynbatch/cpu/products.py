@@ -34,7 +34,8 @@ _KINDS = {"own": _OWN, "numpy": _NUMPY, "mkl": _MKL}
 # Fields of a factor's table.
 _INNER, _WIDTH, _COLUMNS, _TEAM, _KERNEL, _PANELS, _GEMM, _BITS, _MATRIX, _TRANS, _LEADING = range(11)
 _COMPUTE, _MKL_PACKED, _PIECE, _KIND = 11, 12, 13, 14
-_FIELDS = _KIND + len(_MEASURED_ROWS)
+FIELDS = _KIND + len(_MEASURED_ROWS)
+"""Length of a factor's table."""
 
 
 def choice() -> str:
@@ -149,7 +150,7 @@ class Factor:
         dtype, item = matrix.dtype.name, matrix.itemsize
         self.name = _name(matrix)
         self.kinds = kinds
-        self.table = np.zeros(_FIELDS, np.int64)
+        self.table = np.zeros(FIELDS, np.int64)
         self._keep: list[np.ndarray] = []
         self._set(_INNER, inner)
         self._set(_WIDTH, width)

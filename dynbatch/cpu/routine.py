@@ -70,7 +70,7 @@ class Frame:
             else:
                 if self.location[v] < 0:
                     self.location[v] = self.arena.scratch(count * type.size)
-                    gather(self.arena.mem, self.index[v], type.size, self.location[v], type.size)
+                    gather(self.arena.mem, self.index[v], 0, type.size, self.location[v], type.size)
                     self.gathered += count * type.size
                 found = self.arena.view(self.location[v], (count, *type.storage))
             self.arrays[v] = found

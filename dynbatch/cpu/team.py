@@ -13,13 +13,12 @@ import atexit
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
-from dynbatch.cpu.jit import c_function, jit
+from dynbatch.cpu.jit import jit
 from dynbatch.cpu.native import add, call, exchange, load, pause, store
 
 # Where things lie in the team's memory, in bytes; what different threads write does not share a cache line.
@@ -32,7 +31,8 @@ _STOP = 640
 _FUNCTION, _JOB = 768, 776
 _LOCK, _UNLOCK, _WAIT, _WAKE, _YIELD = 896, 904, 912, 920, 928  # addresses of C functions
 _MUTEX, _CONDITION = 1024, 1280
-_SIZE = 1536
+_SPLIT_FROM = 1536
+_SIZE = 1664
 _C_FUNCTIONS = {
     _LOCK: "pthread_mutex_lock",
     _UNLOCK: "pthread_mutex_unlock",
@@ -43,18 +43,10 @@ _C_FUNCTIONS = {
 _CHUNKS_A_THREAD = 2  # so that a thread which is late, or slow, holds up the others less
 _LOOKS_A_TURN = 512
 """Looks after which a waiting thread lets another have its core, if one wants it."""
+SPLIT_FROM = 1 << 17
+"""Element operations from which on a kernel's rows are shared out: see ``python -m bench.splitting``."""
 _PATIENCE = 5000
 """How often a helper looks for work before it sleeps: some 100 microseconds."""
-
-
-def job_function(function: Callable[[Any, int], None]) -> int:
-    """Address of the compiled ``function(job, index)``, which `run` calls; it gets the job as a pointer to integers."""
-    compiled = c_function(function, "void(CPointer(int64), int64)", error_model="numpy")
-    _kept.append(compiled)
-    return compiled.address
-
-
-_kept: list[Any] = []  # the code lives as long as these
 
 
 @jit(error_model="numpy")
@@ -96,11 +88,24 @@ def run(team: int, function: int, job: int, chunks: int) -> None:
 
 
 @jit(error_model="numpy")
-def run_rows(team: int, function: int, job: np.ndarray) -> None:
-    """`run` of a job whose fields 1 and 2 are its rows and, which is set here, the rows of one chunk."""
-    chunks = min(job[1], _CHUNKS_A_THREAD * active(team))
-    job[2] = (job[1] + chunks - 1) // chunks
-    run(team, function, job.ctypes.data, (job[1] + job[2] - 1) // job[2])
+def run_rows(team: int, function: int, job: int, size: int) -> None:
+    """`run` of a job whose fields 1 and 2 are its rows and, which is set here, the rows of one chunk.
+
+    A kernel's rows do not depend on each other, so that results are the same bits however they are shared out.
+
+    Arguments:
+        size: of a row, in element operations: what is small runs on one thread.
+    """
+    rows: int = load(job + 8)
+    chunks = 1
+    if rows * size >= load(team + _SPLIT_FROM) and active(team) > 1:
+        chunks = max(1, min(rows, _CHUNKS_A_THREAD * active(team)))
+    step = (rows + chunks - 1) // chunks
+    store(job + 16, step)
+    if step == rows:
+        call(function, (job, 0))
+    else:
+        run(team, function, job, (rows + step - 1) // step)
 
 
 @jit(error_model="numpy")
@@ -182,6 +187,10 @@ class Team:
             self._started = True
             self._start_helpers()
 
+    def split_from(self, operations: int) -> None:
+        """From how many element operations on a kernel's rows are shared out, instead of `SPLIT_FROM`."""
+        self._set(_SPLIT_FROM, operations)
+
     @contextmanager
     def resting(self) -> Iterator[None]:
         """No helper takes part meanwhile; for measurements."""
@@ -226,6 +235,7 @@ class Team:
     def _prepare(self) -> None:
         self._memory[:] = 0
         self._set(_ACTIVE, 1)
+        self._set(_SPLIT_FROM, SPLIT_FROM)
         if self._library is None:
             return
         for field, name in _C_FUNCTIONS.items():

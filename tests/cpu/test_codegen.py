@@ -5,9 +5,11 @@ Each is compiled once a dtype and serves all widths. Width one is a scalar, and 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
@@ -39,19 +41,12 @@ from tests.kernel_families import (
 )
 
 
-def call(text: str, *args: Any) -> None:
-    """Call a kernel, as compiled steps do."""
-    step = f"""
-from dynbatch.cpu.jit import jit
-
-# kernel0 is {kernels.digest(text)}
-
-
-@jit(error_model="numpy")
-def step(*args):
-    kernel0(*args)
-"""
-    kernels.load(step, {"kernel0": text})["step"](*args)
+def call(text: str, mem: np.ndarray, rows: int, *args: Any) -> None:
+    """Call a kernel, as compiled steps do: its rows are one chunk of a job."""
+    job = [mem.ctypes.data, rows, rows]
+    for arg in args:
+        job += [arg.ctypes.data, arg.size] if isinstance(arg, np.ndarray) else [arg]
+    kernels.load(text)["kernel"].ctypes((ctypes.c_int64 * len(job))(*job), 0)
 
 
 def run_kernels(program: Program, known: Known, dtype: str, scattered: bool) -> list[Any]:
@@ -63,7 +58,7 @@ def run_kernels(program: Program, known: Known, dtype: str, scattered: bool) -> 
         numbers = [*integers, *memory.results(source)]
         whole = source.domain == region.domain
         count = memory.arrays[source.outputs[0]].shape[0] if whole else known["ptr", 1].size - 1
-        call(source.text, memory.mem, 0, count, *source.sizes, *numbers, *arrays)
+        call(source.text, memory.mem, count, *source.sizes, *numbers, *arrays)
         return source
 
     memory = Memory(program, known, dtype, scattered)

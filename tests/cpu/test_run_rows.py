@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 import dynbatch as dy
-from dynbatch.cpu import split, tiers
+from dynbatch.cpu import products, team, tiers
+from dynbatch.cpu.team import TEAM
 
 
 @dy.cell
@@ -29,6 +31,7 @@ def compiled_always() -> Iterator[None]:
     tiers.set_mode("always")
     yield
     tiers.set_mode(mode)
+    TEAM.split_from(team.SPLIT_FROM)
 
 
 def measure(rows: int, width: int) -> list[np.ndarray]:
@@ -51,19 +54,39 @@ def measure(rows: int, width: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 5), (2, 8), (7, 33), (40, 3)])
-def test_rows_shared_out_give_the_same_bits(rows: int, width: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_shared_out_give_the_same_bits(rows: int, width: int, dtype: str) -> None:
     dy.init(dtype=dtype, threads=1)
     expected = measure(rows, width)
-    monkeypatch.setattr(split, "SPLIT_FROM", 1)
+    TEAM.split_from(1)
     for threads in (1, 2, 3):
         dy.init(dtype=dtype, threads=threads)
         for found, wanted in zip(measure(rows, width), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
 
 
+def chunks(rows: int, size: int) -> list[int]:
+    """In how many rows at a time a kernel is called that has so many."""
+    found = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
+    def kernel(job: Any, index: int) -> None:
+        found.append(min(job[2], job[1] - index * job[2]))
+
+    job = np.array([0, rows, -1], np.int64)
+    team.run_rows(TEAM.address, ctypes.cast(kernel, ctypes.c_void_p).value, job.ctypes.data, size)
+    return found
+
+
 def test_small_kernels_run_on_one_thread() -> None:
-    dy.init(threads=2)
-    source = type("Source", (), {"text": "", "numbers": 0, "arrays": ()})()
-    assert split.splitter(source, "float32", 10)(split.SPLIT_FROM // 10) == 0
-    dy.init(threads=1)
-    assert split.splitter(source, "float32", 10)(split.SPLIT_FROM) == 0
+    TEAM.set_threads(2)
+    TEAM.start()
+    with TEAM.resting():
+        assert chunks(0, 10) == [0]
+        assert chunks(team.SPLIT_FROM, 10) == [team.SPLIT_FROM]
+    assert chunks(team.SPLIT_FROM // 10, 10) == [team.SPLIT_FROM // 10]
+    assert chunks(team.SPLIT_FROM // 10 + 1, 0) == [team.SPLIT_FROM // 10 + 1]
+    assert len(chunks(team.SPLIT_FROM // 10 + 1, 10)) > 1
+    assert sum(chunks(team.SPLIT_FROM // 10 + 1, 10)) == team.SPLIT_FROM // 10 + 1
+    TEAM.set_threads(1)
+    assert chunks(team.SPLIT_FROM, 10) == [team.SPLIT_FROM]
+    products.apply_threads()
