@@ -3,8 +3,8 @@
 #   make setup                     a virtual environment with the development and plotting extras
 #   make setup EXTRAS=bench        adds extras (commas between several: EXTRAS=bench,cuda12)
 #   make demo                      trains a TreeLSTM on generated trees, in under two minutes
-#   make test                      the test suite, and most of it again on an emulated GPU; PYTEST_ARGS="-k cell -x"
-#                                  runs a part of it
+#   make test                      the test suite: that of the CPU, that of the CUDA backend, and most of the first again
+#                                  on an emulated GPU; PYTEST_ARGS="-k cell -x" runs a part of it
 #   make lint                      format check, ruff and mypy
 #   make bench                     the five-minute comparison with DyNet and PyTorch
 #   make clean                     removes builds and caches, and leaves the virtual environment
@@ -50,7 +50,7 @@ test: export OPENBLAS_NUM_THREADS = 1
 test: export MKL_NUM_THREADS = 1
 test: export DYNBATCH_THREADS = 1
 test: setup
-	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/cuda $(PYTEST_ARGS)
 	$(BIN)/python -m tests.on_device $(PYTEST_ARGS)
 
 lint: setup

@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 
 import dynbatch as dy
+from dynbatch.compiler import ir
 from dynbatch.config import Config, config
 from dynbatch.cpu import tiers
 from dynbatch.cpu.memory import Arena
@@ -51,6 +52,24 @@ def fresh_settings():
 def tier(request):
     """Both ways to run a Program. Each kernel takes a good part of a second to compile where it is not cached."""
     tiers.set_mode(request.param)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch):
+    """Kernels that Python interprets, in float64; what was made with them is forgotten afterwards."""
+    import random_cells  # which needs Hypothesis' strategies
+
+    from dynbatch.cpu import kernels
+
+    monkeypatch.setattr(kernels, "load", random_cells.interpreted)
+    known = {program: dict(program.cache) for program in ir._programs.values()}
+    for program in known:
+        program.cache.clear()
+    yield
+    dy.renew_cg()
+    for program in ir._programs.values():
+        program.cache.clear()
+        program.cache.update(known.get(program, {}))
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
-"""The suite on a device that is not there: ``python -m tests.on_device [ARGUMENTS OF PYTEST]``.
+"""The suite of the CUDA backend, without a GPU: ``python -m tests.on_device [ARGUMENTS OF PYTEST]``.
 
-Tests that are not of one backend run with ``device="cuda"`` on the emulator, the threads of each block in shuffled
-order. Without g++ nothing runs, which one line says.
+First the tests in ``tests/cuda``. Then tests that are not of one backend run with ``device="cuda"`` on the emulator, the
+threads of each block in shuffled order; without g++ these do not run, which one line says.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -24,8 +25,11 @@ FILES = [
 
 def main(arguments: list[str]) -> int:
     """Run them; returns the exit status."""
+    status = subprocess.call([sys.executable, "-m", "pytest", "tests/cuda", *arguments])
+    if status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return status
     if not cuda_emulator.available():
-        print("tests.on_device: not run, since the emulator of a CUDA device needs g++")
+        print("tests.on_device: no more is run, since the emulator of a CUDA device needs g++")
         return 0
     os.environ["DYNBATCH_DEVICE"] = "cuda"
     os.environ["DYNBATCH_CUDA_DRIVER"] = "tests.cuda_emulator"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,7 @@ import random_cells
 from hypothesis import HealthCheck, assume, given, settings
 
 import dynbatch as dy
-from dynbatch.compiler import ir
-from dynbatch.cpu import kernels, tiers
+from dynbatch.cpu import tiers
 
 WIDTHS = [2, 3, 17, 64]
 ROWS = [1, 3, 70]
@@ -193,20 +192,6 @@ def compare(name: str, dtype: str, widths: list[int], rows: list[int]) -> None:
                 np.testing.assert_allclose(
                     actual, wanted, rtol=close, atol=close * scale, err_msg=f"width {width}, {count} rows"
                 )
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels that Python interprets; what was made with them is forgotten afterwards."""
-    monkeypatch.setattr(kernels, "load", random_cells.interpreted)
-    known = {program: dict(program.cache) for program in ir._programs.values()}
-    for program in known:
-        program.cache.clear()
-    yield
-    dy.renew_cg()
-    for program in ir._programs.values():
-        program.cache.clear()
-        program.cache.update(known.get(program, {}))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -658,10 +658,10 @@ def test_random_graphs(model: Model, script: dict[str, Any]) -> None:
     check(script, model, ALONE + IN_TURN)
 
 
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(script=scripts())
-def test_random_graphs_compiled(model: Model, script: dict[str, Any]) -> None:
-    """The compiled tier; few graphs, since every new kernel has to be compiled."""
+def test_random_graphs_in_interpreted_kernels(model: Model, interpreted: None, script: dict[str, Any]) -> None:
+    """The compiled tier without its compiler."""
     dy.init(dtype="float64")
     tiers.set_mode("always")
     check(script, model, ALONE[2:])

@@ -24,7 +24,7 @@ def sentences(count: int, seed: int = 0) -> list[S]:
 
 def test_learns_which_operator_binds_stronger(tmp_path, capsys):
     report, model, text = (tmp_path / name for name in ("report.json", "model", "formulas.txt"))
-    flags = f"--hidden 32 --epochs 3 --limit 1000 --batch-size 32 --learning-rate 0.05 --json {report} --save {model}"
+    flags = f"--hidden 32 --epochs 3 --limit 600 --batch-size 32 --learning-rate 0.05 --json {report} --save {model}"
     assert training.main(StackParser, flags.split()) == 0
     found = json.loads(report.read_text())
     assert found["dev_f1"] > 0.9 and found["dev_exact"] > 0.7

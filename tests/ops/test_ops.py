@@ -284,7 +284,7 @@ SHARED_BY_A_BATCH = [
 
 @pytest.mark.parametrize("cells", [False, True], ids=["ops", "cells"])
 @pytest.mark.parametrize(("row", "variant"), SHARED_BY_A_BATCH)
-@pytest.mark.usefixtures("tier")
+@pytest.mark.usefixtures("interpreted", "tier")
 def test_operands_that_the_whole_batch_shares(row: Row, variant: Variant, cells: bool) -> None:
     """One value is an operand of every node of a batch: only the first operand, the last, or all of them."""
     if cells and not row.cell:

@@ -15,7 +15,7 @@ import pytest
 from bench import gpu_check, gpu_programs
 from tests.cuda.device import needs_compiler
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 WITHOUT_PYTEST = """
 import sys
 from importlib.abc import MetaPathFinder
