@@ -1,7 +1,7 @@
 """The suite of the CUDA backend, without a GPU: ``python -m tests.on_device [ARGUMENTS OF PYTEST]``.
 
-First the tests in ``tests/cuda``. Then tests that are not of one backend run with ``device="cuda"`` on the emulator, the
-threads of each block in shuffled order; without g++ these do not run, which one line says.
+First the tests in ``tests/cuda``. Then tests that are not of one backend run with ``device="cuda"`` on the emulator,
+the threads of each block in shuffled order; without g++ these do not run, which one line says.
 """
 
 from __future__ import annotations
