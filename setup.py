@@ -24,6 +24,8 @@ PACKAGE = os.path.join(ROOT, "dynbatch")
 compiled = runpy.run_path(os.path.join(PACKAGE, "compiled.py"))
 DIGEST = compiled["digest"](PACKAGE)
 
+OPTIONS = [] if "CFLAGS" in os.environ else ["-O2", "-g0"]
+
 DIRECTIVES = {
     "language_level": 3,
     "annotation_typing": False,  # C types are in the .pxd files; an annotation is not checked at run time
@@ -42,7 +44,7 @@ def extensions() -> list[Extension]:
     for module in compiled["MODULES"]:
         source = os.path.join("dynbatch", *module.split("."))
         suffix = ".pyx" if os.path.exists(os.path.join(ROOT, source + ".pyx")) else ".py"
-        found.append(Extension(f"dynbatch.{module}", [source + suffix], extra_compile_args=["-O2", "-g0"]))
+        found.append(Extension(f"dynbatch.{module}", [source + suffix], extra_compile_args=OPTIONS))
     folder = os.path.join("build", "cython")
     return cythonize(found, build_dir=folder, compiler_directives=DIRECTIVES, nthreads=os.cpu_count())
 

@@ -40,7 +40,9 @@ def tree_loss(model: Model, cells: bool, rng: np.random.Generator) -> Any:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_results_and_gradients_are_those_of_the_undecorated_functions(strategy: str, tier: None) -> None:
+def test_results_and_gradients_are_those_of_the_undecorated_functions(
+    strategy: str, interpreted: None, tier: None
+) -> None:
     model = Model()
     found = []
     for cells in (True, False):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dynbatch as dy
+from dynbatch.cpu import tiers
 from tests import custom_kernels
 
 STRATEGIES = ["off", "depth", "agenda"]
@@ -92,7 +93,10 @@ def numbers(model: Model, static: bool = False) -> list[np.ndarray]:
 @pytest.mark.usefixtures("tier")
 def test_in_a_model(strategy: str, dtype: str) -> None:
     dy.init(dtype=dtype, autobatch=strategy, seed=1)
+    mode = tiers.mode
+    tiers.set_mode("never")  # there is no need to compile these
     wanted = numbers(Model(gate_of_ops, weigh_of_ops))
+    tiers.set_mode(mode)
     model = Model(make("gate"), make("weigh"))
     tolerance = 1e-4 if dtype == "float32" else 1e-9
     for static in (False, True, True):

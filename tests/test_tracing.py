@@ -68,7 +68,7 @@ def test_lists_of_known_length_within_a_cell() -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
-@pytest.mark.usefixtures("tier")
+@pytest.mark.usefixtures("interpreted", "tier")
 def test_lists_in_tuples_and_with_other_operands() -> None:
     model = Model()
 
@@ -82,7 +82,7 @@ def test_lists_in_tuples_and_with_other_operands() -> None:
         np.testing.assert_allclose(total(x, lists).npvalue(), total.function(x, lists).npvalue(), rtol=1e-12)
 
 
-@pytest.mark.usefixtures("tier")
+@pytest.mark.usefixtures("interpreted", "tier")
 def test_parameters_in_a_list() -> None:
     pc = dy.ParameterCollection()
     bias = pc.add_parameters(3, init=1.0)
@@ -99,7 +99,7 @@ def test_parameters_in_a_list() -> None:
     np.testing.assert_array_equal(total([lanes, bias, x]).npvalue(), np.array([[3, 4, 5]] * 4).T)
 
 
-@pytest.mark.usefixtures("tier")
+@pytest.mark.usefixtures("interpreted", "tier")
 def test_two_lists_walked_together() -> None:
     W = dy.ParameterCollection().add_parameters((3, 3))
 
@@ -121,7 +121,7 @@ def test_two_lists_walked_together() -> None:
     assert np.isfinite(attend(*calls[0]).npvalue()).all()
 
 
-@pytest.mark.usefixtures("tier")
+@pytest.mark.usefixtures("interpreted", "tier")
 def test_an_empty_list_is_traced_on_its_own() -> None:
     model = Model()
     x = vector()
