@@ -205,6 +205,41 @@ def test_fixed_programs_in_float64(name: str) -> None:
     compare(name, "float64", WIDTHS, ROWS)
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+def test_matrices_below_one_another(columns: int) -> None:
+    """They are gathered into place, and read there; a part may come twice, be alone, or belong to list elements."""
+    dy.init(dtype="float64", seed=3)
+    collection = dy.ParameterCollection()
+    W = collection.add_parameters((2, 7))
+
+    @dy.cell
+    def stacked(A: Any, B: Any, a: Any, Cs: list[Any]) -> Any:
+        both, twice = dy.concatenate([A, B]), dy.concatenate([B, B, A])
+        inner = dy.esum([dy.concatenate([C, C]) * a for C in Cs])
+        return W * both, both, twice * a, A * a, W * dy.concatenate([B, A]), dy.concatenate([A + 1, B]), inner
+
+    found = []
+    for mode in ("never", "always"):
+        tiers.set_mode(mode)
+        dy.renew_cg()
+        rng = np.random.default_rng(1)
+
+        def matrices(rows: int, rng: np.random.Generator = rng) -> list[Any]:
+            made = [dy.inputTensor(rng.normal(size=(rows, columns))) for _ in range(5)]
+            return [made[i] for i in (3, 3, 0, 4, 1)]
+
+        As, Bs, Cs = matrices(3), matrices(4), matrices(2)
+        vectors = [dy.inputTensor(rng.normal(size=columns)) for _ in range(5)]
+        results = [stacked(A, B, a, Cs[: 1 + k]) for k, (A, B, a) in enumerate(zip(As, Bs, vectors))]
+        loss = dy.esum([dy.sum_elems(dy.square(e)) for made in results for e in made])
+        loss.backward(full=True)
+        values = [e.npvalue() for made in results for e in made]
+        found.append([*values, *(e.gradient() for e in (*As, *Bs, *Cs, *vectors)), W.grad_as_array().copy()])
+        collection.reset_gradient()
+    for actual, wanted in zip(*found):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", NAMES)
 def test_fixed_programs_of_width_one(name: str, dtype: str, interpreted: None) -> None:

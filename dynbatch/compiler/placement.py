@@ -55,7 +55,17 @@ class Placement:
 
 def is_vector_concatenation(program: Program, v: int) -> bool:
     """Whether value ``v`` puts vectors one after the other in each row."""
+    return _concatenated_rank(program, v) == 1
+
+
+def is_matrix_concatenation(program: Program, v: int) -> bool:
+    """Whether value ``v`` puts matrices one below the other in each row."""
+    return _concatenated_rank(program, v) == 2
+
+
+def _concatenated_rank(program: Program, v: int) -> int:
+    """The rank of what value ``v`` concatenates along the first dimension; 0 where it does not."""
     value = program.values[v]
     if value.op is not concatenate or value.domain == SHARED or dict(value.attrs)["dim"] != 0:
-        return False
-    return len(value.type.shape) == 1  # type: ignore[union-attr]
+        return 0
+    return len(value.type.shape)  # type: ignore[union-attr]

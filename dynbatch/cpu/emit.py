@@ -20,7 +20,7 @@ import numpy as np
 
 from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, SHARED
-from dynbatch.compiler.placement import Placement, is_vector_concatenation
+from dynbatch.compiler.placement import Placement, is_matrix_concatenation, is_vector_concatenation
 from dynbatch.cpu import kernels, library, products, tiers
 from dynbatch.cpu.codegen import FIELDS, generate
 from dynbatch.cpu.job import Job
@@ -162,6 +162,8 @@ class _Emitter:
         self.widths: list[int] = []
         self.located: set[int] = set()
         self.arrays: set[int] = set()
+        self.inside: dict[int, tuple[int, int]] = {}  # arguments gathered into a concatenation: it, and the row there
+        self.gathered: set[int] = set()  # those of them that have been
         self.inputs: dict[str, str] = {}  # locations that Python knows, and how
         self.scratch: list[tuple[int, int]] = []  # (domain, width) of the scratch rows that may be needed
         skip = routine.late | {v for v, x in enumerate(self.values) if x.op is not None and x.domain == SHARED}
@@ -192,6 +194,12 @@ class _Emitter:
                 spaced.add(v)
             if v not in skip and self._is_weight_product(v):
                 spaced.add(self.home[value.args[1]][0])
+            if v not in skip and self._gathers_matrices(v):
+                spaced.add(v)
+                row = 0
+                for a in value.args:
+                    self.inside.setdefault(a, (v, row))
+                    row += values[a].type.shape[0]  # type: ignore[union-attr]
         spaced |= set(self.part_of)
         self.spaced = {v for v in spaced if values[v].op is not None and v not in skip and self.home[v][0] == v}
 
@@ -211,6 +219,8 @@ class _Emitter:
             elif self.home[item][0] == item:
                 if is_vector_concatenation(self.program, item):
                     self._concatenation(item)
+                elif self._gathers_matrices(item):
+                    self._matrix_concatenation(item)
                 else:
                     self._op(item)
         for v, value in enumerate(self.values):
@@ -509,7 +519,9 @@ class _Emitter:
             return name
         self.arrays.add(v)
         source, column = self.home[v]
-        if source != v and self._has_location(source):
+        if v in self.inside:
+            text = self._view_inside(v)
+        elif source != v and self._has_location(source):
             text = self._view(f"{self._location(source)} + {column}", v, self.stride[source])
         elif source != v:
             storage = ", ".join(map(str, value.type.storage))  # type: ignore[union-attr]
@@ -532,7 +544,7 @@ class _Emitter:
         A product with it is one GEMM for the batch, and nothing is gathered.
         """
         value = self.values[v]
-        if value.kind != "arg" or v in self.located or v in self.arrays:
+        if value.kind != "arg" or v in self.located or v in self.arrays or v in self.inside:
             return self._array(v)
         storage = ", ".join(map(str, value.type.storage))  # type: ignore[union-attr]
         self._by_python(f"O{v} = job.operand({value.index}, ({storage},))")
@@ -630,6 +642,42 @@ class _Emitter:
                 else:
                     self._add(self._call("copy_rows", "M", *self._at(a), count, w, at, width))
             column += size
+
+    def _gathers_matrices(self, v: int) -> bool:
+        """Whether value ``v`` puts matrices that are arguments one below the other, which gathering can do."""
+        value = self.values[v]
+        parts = [self.values[a] for a in value.args]
+        if not is_matrix_concatenation(self.program, v) or self.home[v][0] != v:
+            return False
+        return all(part.kind in _SCATTERED and part.domain == value.domain for part in parts)
+
+    def _matrix_concatenation(self, v: int) -> None:
+        row = 0
+        for a in self.values[v].args:
+            self._gather_inside(a, v, row)
+            row += self.values[a].type.shape[0]  # type: ignore[union-attr]
+
+    def _gather_inside(self, a: int, v: int, row: int) -> None:
+        """Gather the matrices of an argument into the rows of matrices that begin at ``row``, unless that is done."""
+        if self.inside[a] == (v, row):
+            if a in self.gathered:
+                return
+            self.gathered.add(a)
+        (height, columns), x = self.values[a].type.shape, self._index(a)  # type: ignore[union-attr]
+        to = f"{self._location(v)} + {self._width(row)}" if row else self._location(v)
+        stride, numbers = self._width(self.values[v].type.shape[0]), (self._width(columns), self._width(height))  # type: ignore[union-attr]
+        self._add(self._call("gather_columns", "M", f"address({x})", f"{x}.size", *numbers, to, stride))
+        self._add(f"gathered += {x}.size * {self._width(self._size(a))}")
+
+    def _view_inside(self, a: int) -> str:
+        """Text of the array of an argument's matrices, which are gathered into a concatenation."""
+        v, row = self.inside[a]
+        self._gather_inside(a, v, row)
+        (height, columns), total = self.values[a].type.shape, self.values[v].type.shape[0]  # type: ignore[union-attr]
+        item = self.values[a].type.dtype.itemsize  # type: ignore[union-attr]
+        shape = f"({self._count(self.values[a].domain)}, {columns}, {height})"
+        strides = f"({columns * total * item}, {total * item}, {item})"
+        return f"ndarray({shape}, mem.dtype, mem, (L{v} + {row}) * {item}, {strides})"
 
     def _kernel(self, region: Region) -> None:
         source = self.sources[id(region)]

@@ -16,6 +16,18 @@ def gather(mem, offsets, column, width, start, stride):
 
 
 @jit(boundscheck=False)
+def gather_columns(mem, offsets, columns, width, start, stride):
+    """Copy matrices of ``columns`` columns of ``width`` elements, to columns at ``start``, ``start + stride``, ..."""
+    for r in range(offsets.size):
+        for c in range(columns):
+            source = mem[offsets[r] + c * width : offsets[r] + (c + 1) * width]
+            to = start + (r * columns + c) * stride
+            target = mem[to : to + width]
+            for j in range(width):
+                target[j] = source[j]
+
+
+@jit(boundscheck=False)
 def gather_from(data, offsets, width, mem, start):
     """Copy ``width`` elements of ``data`` from each offset to consecutive rows of ``mem``."""
     for r in range(offsets.size):

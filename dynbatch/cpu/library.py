@@ -22,6 +22,10 @@ def _gather(mem, offsets, rows, column, width, start, stride):
     gather.gather(carray(mem, _FAR), carray(offsets, rows), column, width, start, stride)
 
 
+def _gather_columns(mem, offsets, rows, columns, width, start, stride):
+    gather.gather_columns(carray(mem, _FAR), carray(offsets, rows), columns, width, start, stride)
+
+
 def _gather_from(data, offsets, rows, width, mem, start):
     gather.gather_from(carray(data, _FAR), carray(offsets, rows), width, carray(mem, _FAR), start)
 
@@ -52,6 +56,7 @@ def _run_rows(team_address, function, job, size):
 _INTEGERS = "CPointer(int64)"
 FUNCTIONS: dict[str, tuple[Any, str]] = {
     "gather": (_gather, f"void(X, {_INTEGERS}, int64, int64, int64, int64, int64)"),
+    "gather_columns": (_gather_columns, f"void(X, {_INTEGERS}, int64, int64, int64, int64, int64)"),
     "gather_from": (_gather_from, f"void(X, {_INTEGERS}, int64, int64, X, int64)"),
     "lookup_rows": (_lookup_rows, f"void(X, {_INTEGERS}, int64, int64, X, int64, int64)"),
     "copy_rows": (_copy_rows, "void(X, int64, int64, int64, int64, int64, int64)"),
