@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dynbatch.config import config
-from dynbatch.graph import Expression, Graph, state
+from dynbatch.graph import Expression, Graph, next_key, state
 from dynbatch.watch import Watch
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Form:
         count: how many arguments a call has.
         kinds: what each argument is; ``values``, ``lists``, ``ints`` and ``floats`` are the places of each kind.
         keys: the type of an expression or of a list's elements; (least, end) of an integer; None for a float.
+        tail: what the trace adds to each call; see `Signature`.
         words: how many words a call takes, without the elements of lists.
         equal_lists: places of lists that must have one length.
         returns: 0 for one Expression, n for a tuple of n.
@@ -99,7 +100,8 @@ class Form:
         self.values, self.lists, self.ints, self.floats = (
             tuple([i for i in range(len(args)) if kinds[i] == kind]) for kind in (_VALUE, _LIST, _INT, _FLOAT)
         )
-        self.words = len(self.values) + len(self.lists) + len(self.ints)
+        self.tail = signature.tail
+        self.words = len(self.values) + len(self.lists) + len(self.ints) + len(self.tail)
         self.equal_lists = tuple([tuple([self.lists[k] for k in group]) for group in signature.equal_lists])
         self.dtype = None if _VALUE in kinds or _LIST in kinds else state.graph.dtype
 
@@ -167,6 +169,9 @@ class Form:
         for i in self.ints:
             words[at] = args[i]
             at += 1
+        for item in self.tail:
+            words[at] = next_key() if item is None else item
+            at += 1
         if self.floats:
             graph.floats.extend([args[i] for i in self.floats])
         graph.size = at
@@ -181,6 +186,6 @@ def form_of(bound: BoundCell, variant: Variant, args: tuple[Any, ...]) -> Form |
         type(a) in (Expression, int, float) or (type(a) is list and a and all(type(e) is Expression for e in a))
         for a in args
     )
-    if variant.signature.tail or any(bound._static) or bound.cell.keyword_only or not plain or not args:
+    if any(bound._static) or bound.cell.keyword_only or not plain or not args:
         return None
     return Form(variant, args)
