@@ -78,10 +78,6 @@ def map(
         CellError, StaticError: called within a cell or a static function.
         ImportError: the package greenlet is not installed.
     """
-    try:
-        import greenlet  # here, since nothing but a map needs it
-    except ImportError as error:
-        raise ImportError("dynbatch.map needs the package greenlet: pip install greenlet", name="greenlet") from error
     if state.tracer is not None:
         raise CellError(f"{user_line()}: cell {state.tracer.name} calls map, which is not for use in a cell")
     if state.graph.tape:
@@ -96,6 +92,10 @@ def map(
     fork = Fork(fn, list(instances), max_concurrent, fiber)
     if fiber is not None:
         return fiber.join(fork)
+    try:
+        import greenlet  # here, since nothing but a map needs it
+    except ImportError as error:
+        raise ImportError("dynbatch.map needs the package greenlet: pip install greenlet", name="greenlet") from error
     return Hub(greenlet, fork, 1.0 if share is None else share).run()
 
 
@@ -223,7 +223,8 @@ class Fiber:
 
     def wait(self, execution: Execution, targets: list[int]) -> None:
         """Let others go on until these values are computed."""
-        self.check_stopping()
+        if self.stopping is not None:
+            self.check_stopping()
         if not execution.has(targets):
             self.hub.waiting[self] = targets
             self._pause()
@@ -256,16 +257,17 @@ class Fiber:
         return self.has_place
 
     def _pause(self) -> None:
-        self.paused = self.hub.library.getcurrent()
-        self.hub.greenlet.switch()
+        hub = self.hub
+        self.paused = hub.current()
+        hub.switch_back()
 
 
 class Hub:
     """Runs the instances of an outermost map, and those of the maps within it.
 
     Attributes:
-        library: the module greenlet.
-        greenlet: where the map was called.
+        library: the module greenlet; ``current`` gives the one that runs.
+        greenlet: where the map was called; ``switch_back`` goes on there.
         ready: instances that can go on.
         waiting: instances that wait, with the values that they wait for.
         starting: maps with instances that were not begun, the newest last.
@@ -279,7 +281,9 @@ class Hub:
         from dynbatch.batching.rounds import MapPlan
 
         self.library = library
+        self.current = library.getcurrent
         self.greenlet = library.getcurrent()
+        self.switch_back = self.greenlet.switch
         self.fork = fork
         self.share = share
         self.ready: deque[Fiber] = deque()
@@ -328,9 +332,10 @@ class Hub:
             if not self.ready:
                 return
             while self.ready:
-                waiting = len(self.waiting)
-                if waiting and waiting >= self.share * (waiting + len(self.ready)):
-                    return
+                if self.share < 1:
+                    waiting = len(self.waiting)
+                    if waiting and waiting >= self.share * (waiting + len(self.ready)):
+                        return
                 self._go_on(self.ready.popleft())
 
     def _admit(self) -> None:
@@ -352,15 +357,15 @@ class Hub:
 
     def _go_on(self, fiber: Fiber) -> None:
         """Switch to an instance; returns when it waits, is blocked or has ended."""
-        thrown, fiber.thrown = fiber.thrown, None
         if fiber.paused is None:
             self._begin(fiber)
         state.settings = fiber.settings
         state.fiber = fiber
         try:
-            if thrown is None:
+            if fiber.thrown is None:
                 fiber.paused.switch()
             else:
+                thrown, fiber.thrown = fiber.thrown, None
                 fiber.paused.throw(thrown)
         finally:
             state.fiber = None
@@ -435,7 +440,8 @@ class Hub:
         waiting, self.waiting = self.waiting, {}
         groups: dict[tuple[bool, str | None], list[Fiber]] = {}
         for fiber in waiting:
-            groups.setdefault(fiber.settings[:2], []).append(fiber)
+            keep, strategy, _, _ = fiber.settings
+            groups.setdefault((keep, strategy), []).append(fiber)
         plans: list[Plan] = []
         for (keep, strategy), fibers in groups.items():
             state.keep, state.strategy = keep, strategy

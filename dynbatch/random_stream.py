@@ -15,14 +15,28 @@ _WITHIN = 0xA0761D6478BD642F  # any odd constant: keys of a stream, and streams 
 
 
 class RandomStream:
-    """Random keys in a row, and the streams within this one by number, each of which goes on where it was left."""
+    """Random keys in a row, and the streams within this one by number, each of which goes on where it was left.
 
-    __slots__ = ("_within", "base", "draws")
+    Arguments:
+        base: where it begins; None where that follows, when it is needed, from its number in an ``outer`` stream.
+    """
 
-    def __init__(self, base: int) -> None:
-        self.base = base
+    __slots__ = ("_base", "_number", "_outer", "_within", "draws")
+
+    def __init__(self, base: int | None, outer: RandomStream | None = None, number: int = 0) -> None:
+        self._base = base
+        self._outer = outer
+        self._number = number
         self.draws = 0
         self._within: dict[int, RandomStream] = {}
+
+    @property
+    def base(self) -> int:
+        """Where it begins, in 64 bits. Most instances of a map draw nothing, and never ask."""
+        if self._base is None:
+            assert self._outer is not None
+            self._base = key_at(mix64(self._outer.base ^ _WITHIN), self._number) & _MASK
+        return self._base
 
     def next_key(self) -> int:
         """A fresh random key, as a signed 64-bit integer."""
@@ -33,8 +47,7 @@ class RandomStream:
         """The stream of this number within this one."""
         found = self._within.get(number)
         if found is None:
-            base = key_at(mix64(self.base ^ _WITHIN), number) & _MASK
-            found = self._within[number] = RandomStream(base)
+            found = self._within[number] = RandomStream(None, self, number)
         return found
 
 
