@@ -198,6 +198,11 @@ class Fiber:
         error: the exception that it ended with.
     """
 
+    __slots__ = (
+        "error", "fork", "greenlet", "has_place", "hub", "index", "inner", "is_over", "paused", "settings", "stopping",
+        "thrown",
+    )  # fmt: skip
+
     def __init__(self, hub: Hub, fork: Fork, index: int) -> None:
         self.hub = hub
         self.fork = fork

@@ -131,9 +131,8 @@ class Decisions:
         """What is added, to decide, to the log-odds that child ``k`` has children, and that a sibling follows."""
         return (0 if self.depth < DEEPEST else -SURE), (0 if self.depth > 1 and k + 1 < WIDEST else -SURE)
 
-    def take(self, k: int, said: dy.Expression) -> tuple[bool, bool, int]:
-        """Whether child ``k`` has children, whether a sibling follows, and its label; see `Prediction`."""
-        a, f = self.shift(k)
+    def take(self, k: int, said: dy.Expression, a: int, f: int) -> tuple[bool, bool, int]:
+        """Whether child ``k`` has children, whether a sibling follows, and its label; see `Prediction`, and `shift`."""
         children, sibling, *scores = said.vec_value()  # waits
         return children + a >= 0, sibling + f >= 0, scores.index(max(scores))
 
@@ -154,7 +153,7 @@ class Given(Decisions):
     def shift(self, k: int) -> tuple[int, int]:
         return (SURE if self.row[k].children else -SURE), (SURE if k + 1 < len(self.row) else -SURE)
 
-    def take(self, k: int, said: dy.Expression) -> tuple[bool, bool, int]:
+    def take(self, k: int, said: dy.Expression, a: int, f: int) -> tuple[bool, bool, int]:
         return bool(self.row[k].children), k + 1 < len(self.row), self.label_ids.get(self.row[k].label, START)
 
     def below(self, k: int) -> Decisions:
@@ -253,17 +252,19 @@ class TreeGrower(training.Task):
         """
         labels: list[int] = []
         growing, losses = [], []
-        *ancestor, said = self.first_child(*parent, above, eldest[1], *decisions.shift(0))
+        shift = decisions.shift(0)
+        *ancestor, said = self.first_child(*parent, above, eldest[1], *shift)
         sibling = eldest
         while True:
-            grows, more, label = decisions.take(k := len(labels), said)
+            grows, more, label = decisions.take(k := len(labels), said, *shift)
             losses.append(self.node_loss(said, int(grows), int(more), label))
             labels.append(label)
             if grows:
                 growing.append(k)
             if not more:
                 break
-            *sibling, said = self.next_sibling(*sibling, label, ancestor[1], *decisions.shift(k + 1))
+            shift = decisions.shift(k + 1)
+            *sibling, said = self.next_sibling(*sibling, label, ancestor[1], *shift)
 
         def below(k: int) -> tuple[tuple[Node, ...], list[dy.Expression]]:
             return self.grow(ancestor, labels[k], eldest, decisions.below(k))

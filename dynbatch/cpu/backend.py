@@ -46,7 +46,7 @@ class CpuBackend:
                 pools = execution.pools[s]
                 code, rows = pools.code, tables.rows(b)
                 # the NumPy tier sees every value, so that a check names the op
-                routine = code.routine(keep, not check and is_hot(code.digest, rows))
+                routine = code.routine(keep, not check and is_hot(code.digest, rows), pools.tables_are_small)
                 job = Job(arena, tables, b, pools.signature, rows, data, pools.destination(row, rows))
                 routine.run(job)
                 plan.add(routine, job, clock() - begin, pools.shapes)

@@ -8,6 +8,7 @@ from dynbatch.compiler.fuse_matmul import fuse_matmul
 from dynbatch.compiler.gradient import gradient, read_by_gradient
 from dynbatch.compiler.ir import SHARED, Program
 from dynbatch.compiler.keep import choose_kept
+from dynbatch.compiler.multiply_tables import multiply_tables
 from dynbatch.compiler.placement import is_vector_concatenation
 from dynbatch.config import config
 from dynbatch.cpu.emit import CompiledRoutine
@@ -30,6 +31,7 @@ class ForwardCode:
     """
 
     def __init__(self, source: Program) -> None:
+        self._source = source
         self.program = program = fuse_matmul(source)
         self.outputs = program.outputs
         self.kept = tuple(sorted(choose_kept(program, read_by_gradient(program))))
@@ -38,19 +40,28 @@ class ForwardCode:
         self.checks = _checks_in_debug(program)
         self.digest = digest(repr(program))
         self.devices: dict[Any, Any] = {}
-        self._routines: dict[tuple[bool, bool], Routine] = {}
+        self._routines: dict[tuple[bool, bool, bool], Routine] = {}
         self._gradients: dict[tuple[object, ...], GradientCode] = {}
 
-    def routine(self, keep: bool, compiled: bool) -> Routine:
-        """How a batch runs: keeping intermediates or not, in either tier."""
+    def routine(self, keep: bool, compiled: bool, tables_are_small: bool = False) -> Routine:
+        """How a batch runs: keeping intermediates or not, in either tier, with products of whole tables or without."""
         compiled = compiled and not (config.debug and self.checks)
-        found = self._routines.get((keep, compiled))
+        key = (keep, compiled, tables_are_small and compiled and not keep)
+        found = self._routines.get(key)
         if found is None:
+            found = self._with_tables() if key[2] else None
             kind = CompiledRoutine if compiled else Routine
-            found = self._routines[keep, compiled] = kind(
-                self.program, frozenset(self.stored[keep]), self.program.groups
-            )
+            found = self._routines[key] = found or kind(self.program, frozenset(self.stored[keep]), self.program.groups)
         return found
+
+    def _with_tables(self) -> Routine | None:
+        """The routine that looks up products with rows of tables; None where there are none."""
+        multiplied = multiply_tables(self._source)
+        program = fuse_matmul(multiplied)
+        names = dict(zip(program.outputs, self.outputs))
+        if multiplied is self._source or not len(names) == len(set(program.outputs)) == len(set(self.outputs)):
+            return None
+        return CompiledRoutine(program, frozenset(program.outputs), program.groups, names=names)
 
     def width(self, v: int) -> int:
         """Elements of one row of value ``v``."""

@@ -74,6 +74,8 @@ class CompiledRoutine(Routine):
         """Run one batch."""
         if self._function is None:
             self._write()
+        if self.names is not None:
+            job.destination = {v: job.destination[name] for v, name in self.names.items()}
         try:
             self._function(job, self._shared_forms(job))
         except kernels.StillCompiling:

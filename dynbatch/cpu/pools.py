@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dynbatch.compiler.multiply_tables import MOST_ROWS
 from dynbatch.cpu.code import ForwardCode
 from dynbatch.cpu.memory import Arena
 from dynbatch.signature import Signature
@@ -31,6 +32,7 @@ class Pools:
         segments: where they lie, by first row; usually one.
         kept: whether all rows have the intermediates that the gradient reads.
         version: of the parameters that the rows were computed with; None before the first.
+        tables_are_small: whether all lookup parameters have few rows; see `dynbatch.compiler.multiply_tables`.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -42,6 +44,9 @@ class Pools:
         self.segments: list[Segment] = []
         self.kept = True
         self.version: Any = None
+        self.tables_are_small = all(
+            signature.binding[x.index].data.shape[0] <= MOST_ROWS for x in signature.program.values if x.kind == "table"
+        )
         self.shapes = ", ".join(str(t.shape) for t in signature.types)
 
     def reserve(self, count: int, keep: bool, arena: Arena) -> Segment:

@@ -137,6 +137,7 @@ class Routine:
         groups: for each list argument of the call, its segment domain.
         forward: for a gradient, the routine that computes the shared values it reads.
         late_home: what the final steps find inside of stored values: (the stored value, column).
+        names: what jobs call the stored values, where their Program is another one.
 
     Attributes:
         shared, steps, final: see the module.
@@ -150,11 +151,13 @@ class Routine:
         groups: dict[int, int],
         forward: Routine | None = None,
         late_home: dict[int, tuple[int, int]] | None = None,
+        names: dict[int, int] | None = None,
     ) -> None:
         self.program = program
         self.stored = stored
         self.groups = groups
         self.late_home = late_home or {}
+        self.names = names
         values = program.values
         self.shared: list[Step] = []
         self.steps: list[Step] = []

@@ -110,6 +110,18 @@ class MatMulRows(Primitive):
         return result[None, 0] if vector else result[None]
 
 
+class TableProduct(Primitive):
+    """A matrix times every row of a lookup parameter, as a table; see `dynbatch.compiler.multiply_tables`."""
+
+    name = "table_product"
+
+    def infer(self, weight: Type, table: Type) -> Type:
+        return type_of((weight.shape[0],), table.dtype)
+
+    def numpy(self, weight: Array, table: Array) -> Array:  # type: ignore[override]
+        return product(table, weight[0])
+
+
 class Transpose(Primitive):
     """Swap the two dimensions of a matrix (a vector is one column)."""
 
@@ -134,4 +146,5 @@ class Transpose(Primitive):
 
 matmul = MatMul()
 matmul_rows = MatMulRows()
+table_product = TableProduct()
 transpose = Transpose()
