@@ -12,13 +12,14 @@ from bench.measure import Configuration
 Row = dict[str, Any]
 CONFIGURATION = ("model", "mode", "hidden", "batch", "threads")
 COLUMNS = (
-    "system", "strategy", "total", "min", "max", "x DyNet", "x by hand", "record", "schedule", "run", "backward",
+    "system", "strategy", "total", "min", "max", "x DyNet", "x PyTorch", "record", "schedule", "run", "backward",
     "update", "tapes", "first", "nodes", "batches", "KiB gathered", "MiB", "GFLOP/s", "of BLAS",
 )  # fmt: skip
+PYTORCH = ("torch-by-hand", "torch-one-by-one")  # a model has one of them
 TIMES = ("record", "schedule", "run", "backward", "update", "tapes", "first")
 HEADLINE = (
-    "model", "mode", "hidden", "batch", "threads", "dynbatch", "static", "DyNet", "by hand", "x DyNet", "x by hand",
-    "static x DyNet", "static x by hand",
+    "model", "mode", "hidden", "batch", "threads", "dynbatch", "static", "DyNet", "PyTorch", "x DyNet", "x PyTorch",
+    "static x DyNet", "static x PyTorch",
 )  # fmt: skip
 ABLATION = ("step", "system", "total", "min", "max", "x first", "x before", *COLUMNS[7:])
 GROWTH = (
@@ -38,8 +39,9 @@ microseconds a node. A node is a cell or an op, so that systems are to be compar
 `dynbatch-static` replays recordings made before."""
 NOTES = """\
 Times are medians in ms of one minibatch; `first` is the process's very first one, which compiles and allocates.
-`x DyNet` is how many times faster than DyNet with the better of its strategies in the same configuration, `x by hand`
-the same against PyTorch batched by hand. `record` is building the graph, or index tensors; `run` the forward pass.
+`x DyNet` is how many times faster than DyNet with the better of its strategies in the same configuration, `x PyTorch`
+the same against PyTorch, batched by hand, or one instance after another where values decide what comes next. `record`
+is building the graph, or index tensors; `run` the forward pass (together where values are read in between).
 `MiB` is the process's largest resident size (DyNet takes 2 GiB at its start). `of BLAS` is the share of what one large
 product reaches with NumPy's BLAS, counting products only. Every system runs in a process of its own and on the same
 minibatches, none of which it has seen before; they take turns, and in each a minibatch that is not timed goes first, so
@@ -58,9 +60,9 @@ def groups(rows: list[Row]) -> Iterator[tuple[dict[str, Any], list[Row]]]:
         yield dict(zip(CONFIGURATION, key)), members
 
 
-def best(rows: list[Row], system: str) -> float | None:
-    """The shortest total of a system's strategies, in ms; None where it was not measured."""
-    return min((row["total_ms"] for row in rows if row["system"] == system), default=None)
+def best(rows: list[Row], *systems: str) -> float | None:
+    """The shortest total of these systems and their strategies, in ms; None where none was measured."""
+    return min((row["total_ms"] for row in rows if row["system"] in systems), default=None)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -77,13 +79,13 @@ def ratio(other: float | None, own: float | None) -> str:
 
 def cells(rows: list[Row]) -> list[list[str]]:
     """The table of one configuration, without its head (`COLUMNS`)."""
-    dynet, by_hand = best(rows, "dynet"), best(rows, "torch-by-hand")
+    dynet, pytorch = best(rows, "dynet"), best(rows, *PYTORCH)
     table = []
     for row in rows:
         gathered = row["bytes_gathered"]
         line = [row["system"], row["strategy"] or ""]
         line += [number(row[f"{name}_ms" if name else "total_ms"]) for name in ("total", "min", "max")]
-        line += [ratio(dynet, row["total_ms"]), ratio(by_hand, row["total_ms"])]
+        line += [ratio(dynet, row["total_ms"]), ratio(pytorch, row["total_ms"])]
         line += [number(row[f"{name}_ms"]) for name in TIMES]
         line += [number(row["nodes"], 0), number(row["batches"], 0)]
         line += [number(None if gathered is None else gathered / 1024, 0), number(row["peak_mib"], 0)]
@@ -123,7 +125,7 @@ def headline(rows: list[Row]) -> list[list[str]]:
     for configuration, members in groups(rows):
         own = best(members, "dynbatch")
         if own is not None:
-            static, *peers = (best(members, name) for name in ("dynbatch-static", "dynet", "torch-by-hand"))
+            static, *peers = best(members, "dynbatch-static"), best(members, "dynet"), best(members, *PYTORCH)
             line = [str(configuration[name]) for name in CONFIGURATION]
             line += [number(x) for x in (own, static, *peers)]
             table.append(line + [ratio(x, of) for of in (own, static) for x in peers])

@@ -374,7 +374,7 @@ def test_tables():
     text = report.text(report.COLUMNS, report.cells(ROWS[:4])).splitlines()
     assert (
         " ".join(text[0].split())
-        == "system strategy total min max x DyNet x by hand first KiB gathered MiB GFLOP/s of BLAS"
+        == "system strategy total min max x DyNet x PyTorch first KiB gathered MiB GFLOP/s of BLAS"
     )
     assert " ".join(text[1].split()) == "dynbatch agenda 5.00 4.00 6.00 4.00x 0.80x 1,234 2 100 12.3 50%"
     assert len({len(line) for line in text}) == 1
