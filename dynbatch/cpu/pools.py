@@ -45,7 +45,7 @@ class Pools:
         self.kept = True
         self.version: Any = None
         self.tables_are_small = all(
-            signature.binding[x.index].data.shape[0] <= MOST_ROWS for x in signature.program.values if x.kind == "table"
+            signature.binding[x.index].size <= MOST_ROWS for x in signature.program.values if x.kind == "table"
         )
         self.shapes = ", ".join(str(t.shape) for t in signature.types)
 
