@@ -53,7 +53,7 @@ def use(policy: str) -> None:
 def trees() -> tuple[dy.ParameterCollection, list[Callable[[], Any]]]:
     """The binary TreeLSTM on ListOps trees."""
     instances, sizes = treelstm.load(None)
-    made = treelstm.dynbatch(treelstm.weights(HIDDEN, sizes, np.random.default_rng(0)))
+    made = treelstm.PROGRAMS["dynbatch"](treelstm.weights(HIDDEN, sizes, np.random.default_rng(0)))
     for parameter, value in made.parameters:
         (parameter.init_from_array if parameter.is_lookup else parameter.set_value)(value)
     batches = [instances[BATCH * k : BATCH * (k + 1)] for k in range(MINIBATCHES)]

@@ -22,7 +22,7 @@ from dynbatch import compiled
 from dynbatch.batching import run
 
 BATCH, BATCHES, HIDDEN, REPEATS = 64, 24, 64, 5
-WAYS = {"cells": treelstm.dynbatch, "ops": treelstm.dynbatch_plain, "replayed": treelstm.dynbatch_static}
+WAYS = {"cells": "dynbatch", "ops": "dynbatch-plain", "replayed": "dynbatch-static"}
 
 
 def measure(program: Program, minibatches: list[list[Any]]) -> tuple[float, float]:
@@ -48,8 +48,8 @@ def main(folder: str | None = None) -> None:
     weights = treelstm.weights(HIDDEN, sizes, np.random.default_rng(0))
     minibatches = [instances[k : k + BATCH] for k in range(0, BATCH * BATCHES, BATCH)]
     print(f"{'compiled' if compiled.in_use else 'uncompiled':<12}{'ns a node':>12}{'us an instance':>18}")
-    for name, program in WAYS.items():
-        node, instance = measure(program(weights), minibatches)
+    for name, system in WAYS.items():
+        node, instance = measure(treelstm.PROGRAMS[system](weights), minibatches)
         print(f"{name:<12}{node * 1e9:>12.0f}{instance * 1e6:>18.2f}")
 
 

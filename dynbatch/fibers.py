@@ -228,8 +228,7 @@ class Fiber:
 
     def wait(self, execution: Execution, targets: list[int]) -> None:
         """Let others go on until these values are computed."""
-        if self.stopping is not None:
-            self.check_stopping()
+        self.check_stopping()
         if not execution.has(targets):
             self.hub.waiting[self] = targets
             self._pause()
@@ -262,17 +261,16 @@ class Fiber:
         return self.has_place
 
     def _pause(self) -> None:
-        hub = self.hub
-        self.paused = hub.current()
-        hub.switch_back()
+        self.paused = self.hub.library.getcurrent()
+        self.hub.greenlet.switch()
 
 
 class Hub:
     """Runs the instances of an outermost map, and those of the maps within it.
 
     Attributes:
-        library: the module greenlet; ``current`` gives the one that runs.
-        greenlet: where the map was called; ``switch_back`` goes on there.
+        library: the module greenlet.
+        greenlet: where the map was called.
         ready: instances that can go on.
         waiting: instances that wait, with the values that they wait for.
         starting: maps with instances that were not begun, the newest last.
@@ -286,9 +284,7 @@ class Hub:
         from dynbatch.batching.rounds import MapPlan
 
         self.library = library
-        self.current = library.getcurrent
         self.greenlet = library.getcurrent()
-        self.switch_back = self.greenlet.switch
         self.fork = fork
         self.share = share
         self.ready: deque[Fiber] = deque()
@@ -445,8 +441,7 @@ class Hub:
         waiting, self.waiting = self.waiting, {}
         groups: dict[tuple[bool, str | None], list[Fiber]] = {}
         for fiber in waiting:
-            keep, strategy, _, _ = fiber.settings
-            groups.setdefault((keep, strategy), []).append(fiber)
+            groups.setdefault(fiber.settings[:2], []).append(fiber)
         plans: list[Plan] = []
         for (keep, strategy), fibers in groups.items():
             state.keep, state.strategy = keep, strategy

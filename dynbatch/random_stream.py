@@ -28,7 +28,7 @@ class RandomStream:
         self._outer = outer
         self._number = number
         self.draws = 0
-        self._within: dict[int, RandomStream] | None = None
+        self._within: dict[int, RandomStream] = {}
 
     @property
     def base(self) -> int:
@@ -45,8 +45,6 @@ class RandomStream:
 
     def within(self, number: int) -> RandomStream:
         """The stream of this number within this one."""
-        if self._within is None:
-            self._within = {}
         found = self._within.get(number)
         if found is None:
             found = self._within[number] = RandomStream(None, self, number)

@@ -33,7 +33,6 @@ cdef class Form:
     cdef tuple lists
     cdef tuple ints
     cdef tuple floats
-    cdef tuple tail
     cdef object dtype
 
     cdef bint is_current(self) except -1

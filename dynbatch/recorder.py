@@ -58,8 +58,7 @@ class Form:
         count: how many arguments a call has.
         kinds: what each argument is; ``values``, ``lists``, ``ints`` and ``floats`` are the places of each kind.
         keys: the type of an expression or of a list's elements; (least, end) of an integer; None for a float.
-        tail: what the trace adds to each call; see `Signature`.
-        words: how many words a call takes, without the elements of lists.
+        words: how many words a call takes, with those that the trace adds, without the elements of lists.
         equal_lists: places of lists that must have one length.
         returns: 0 for one Expression, n for a tuple of n.
         dtype: of the graph, where no argument says it; else None.
@@ -100,8 +99,7 @@ class Form:
         self.values, self.lists, self.ints, self.floats = (
             tuple([i for i in range(len(args)) if kinds[i] == kind]) for kind in (_VALUE, _LIST, _INT, _FLOAT)
         )
-        self.tail = signature.tail
-        self.words = len(self.values) + len(self.lists) + len(self.ints) + len(self.tail)
+        self.words = len(self.values) + len(self.lists) + len(self.ints) + len(signature.tail)
         self.equal_lists = tuple([tuple([self.lists[k] for k in group]) for group in signature.equal_lists])
         self.dtype = None if _VALUE in kinds or _LIST in kinds else state.graph.dtype
 
@@ -169,7 +167,7 @@ class Form:
         for i in self.ints:
             words[at] = args[i]
             at += 1
-        for item in self.tail:
+        for item in self.signature.tail:
             words[at] = next_key() if item is None else item
             at += 1
         if self.floats:

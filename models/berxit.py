@@ -72,11 +72,9 @@ class EarlyExit(training.Task):
         )
 
     @classmethod
-    def data(cls, args: argparse.Namespace) -> tuple[list[Text], list[Text]]:
-        if args.data is None:
-            texts = majorities(2500, args.length)
-            return texts[500:], texts[:500]
-        return cls.read(Path(args.data) / "train.txt", args), cls.read(Path(args.data) / "dev.txt", args)
+    def generated(cls, args: argparse.Namespace) -> tuple[list[Text], list[Text]]:
+        texts = majorities(2500, args.length)
+        return texts[500:], texts[:500]
 
     @classmethod
     def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Text]:

@@ -174,11 +174,9 @@ class TreeGrower(training.Task):
     demo: ClassVar = {"hidden": 64, "learning_rate": 0.05, "epochs": 20, "time_limit": 60.0}
 
     @classmethod
-    def data(cls, args: argparse.Namespace) -> tuple[list[Instance], list[Instance]]:
-        if args.data is None:
-            instances = plants(1024)
-            return instances[128:], instances[:128]
-        return cls.read(Path(args.data) / "train.txt", args), cls.read(Path(args.data) / "dev.txt", args)
+    def generated(cls, args: argparse.Namespace) -> tuple[list[Instance], list[Instance]]:
+        instances = plants(1024)
+        return instances[128:], instances[:128]
 
     @classmethod
     def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Instance]:

@@ -83,11 +83,9 @@ class DocumentClassifier(training.Task):
         )
 
     @classmethod
-    def data(cls, args: argparse.Namespace) -> tuple[list[Document], list[Document]]:
-        if args.data is None:
-            documents = generate(2500, *sorted(args.steps))
-            return documents[500:], documents[:500]
-        return cls.read(Path(args.data) / "train.txt", args), cls.read(Path(args.data) / "dev.txt", args)
+    def generated(cls, args: argparse.Namespace) -> tuple[list[Document], list[Document]]:
+        documents = generate(2500, *sorted(args.steps))
+        return documents[500:], documents[:500]
 
     @classmethod
     def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Document]:

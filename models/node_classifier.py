@@ -51,11 +51,9 @@ class NodeClassifier(training.Task):
         raise NotImplementedError
 
     @classmethod
-    def data(cls, args: argparse.Namespace) -> tuple[list[Tree], list[Tree]]:
-        if args.data is None:
-            trees = listops(5000, binary=cls.is_binary(args))
-            return trees[500:], trees[:500]
-        return cls.read(Path(args.data) / "train.txt", args), cls.read(Path(args.data) / "dev.txt", args)
+    def generated(cls, args: argparse.Namespace) -> tuple[list[Tree], list[Tree]]:
+        trees = listops(5000, binary=cls.is_binary(args))
+        return trees[500:], trees[:500]
 
     @classmethod
     def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Tree]:

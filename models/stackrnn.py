@@ -110,11 +110,9 @@ class StackParser(training.Task):
     demo: ClassVar = {"hidden": 64, "epochs": 6, "time_limit": 60.0}
 
     @classmethod
-    def data(cls, args: argparse.Namespace) -> tuple[list[Sentence], list[Sentence]]:
-        if args.data is None:
-            sentences = [Sentence(words_of(tree), tree) for tree in formulas(2500)]
-            return sentences[500:], sentences[:500]
-        return cls.read(Path(args.data) / "train.txt", args), cls.read(Path(args.data) / "dev.txt", args)
+    def generated(cls, args: argparse.Namespace) -> tuple[list[Sentence], list[Sentence]]:
+        sentences = [Sentence(words_of(tree), tree) for tree in formulas(2500)]
+        return sentences[500:], sentences[:500]
 
     @classmethod
     def read(cls, path: Path, args: argparse.Namespace, labels: bool = True) -> list[Sentence]:

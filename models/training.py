@@ -64,6 +64,13 @@ class Task:
     @classmethod
     def data(cls, args: argparse.Namespace) -> tuple[list, list]:
         """The training and the dev instances: those of ``args.data``, or generated ones where it is None."""
+        if args.data is None:
+            return cls.generated(args)
+        return cls.read(Path(args.data) / "train.txt", args), cls.read(Path(args.data) / "dev.txt", args)
+
+    @classmethod
+    def generated(cls, args: argparse.Namespace) -> tuple[list, list]:
+        """Generated instances, to train on and for dev."""
         raise NotImplementedError
 
     @classmethod

@@ -96,6 +96,33 @@ def mapped(parameters: list[tuple[Any, Any]], instance_loss: Callable[[Any], Any
     return Program(parameters, lambda batch: dy.esum(dy.map(instance_loss, batch)), collection=collection, reads=True)
 
 
+Build = Callable[..., tuple[list[tuple[Any, Any]], Callable[[Any], Any], Any]]
+"""From the weights, and whether the model's cells are to be cells (``cells``), to what `recording` takes."""
+
+
+def own_programs(build: Build) -> dict[str, Callable[[Any], Program]]:
+    """The programs of dynbatch's systems: a model of `models` in cells, recorded and replayed, and plain, op by op."""
+    return {
+        "dynbatch": lambda weights: recording(*build(weights, cells=True)),
+        "dynbatch-static": lambda weights: replaying(*build(weights, cells=True)),
+        "dynbatch-plain": lambda weights: recording(*build(weights, cells=False)),
+    }
+
+
+def own_mapped_programs(build: Build) -> dict[str, Callable[[Any], Program]]:
+    """The same of a model that reads values, under ``dy.map``; nothing of it can be replayed."""
+    return {
+        "dynbatch": lambda weights: mapped(*build(weights, cells=True)),
+        "dynbatch-plain": lambda weights: mapped(*build(weights, cells=False)),
+    }
+
+
+def with_weights(task: Any, weights: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """The parameters of a task of `models` with their values; those whose names do not end in _s are its encoder's."""
+    owners = {name: task if name.endswith("_s") else task.encoder for name in weights}
+    return [(getattr(owners[name], name), value) for name, value in weights.items()]
+
+
 def names() -> list[str]:
     """The models there are."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))

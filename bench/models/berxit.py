@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench import sentences
-from bench.models import Program, mapped, without_cells
+from bench.models import Program, own_mapped_programs, without_cells
 from bench.sentences import Weights
 
 UNIT = "texts"
@@ -70,16 +70,6 @@ def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
 def exits(certainty: float, depth: int, layer: int) -> bool:
     """Whether a text whose layer this is exits at this depth."""
     return certainty + (SURE if depth >= layer else -SURE) >= 0
-
-
-def dynbatch(weights: Weights) -> Program:
-    """The model of `models.berxit` as it is there, in cells, under ``dy.map``."""
-    return mapped(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_plain(weights: Weights) -> Program:
-    """The same functions without ``@dy.cell``: every op is a node of its own."""
-    return mapped(*_dynbatch(weights, cells=False))
 
 
 def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any], Any]:
@@ -180,8 +170,7 @@ def torch_one_by_one(weights: Weights) -> Program:
 
 
 PROGRAMS = {
-    "dynbatch": dynbatch,
-    "dynbatch-plain": dynbatch_plain,
+    **own_mapped_programs(_dynbatch),
     "dynet": dynet,
     "torch-one-by-one": torch_one_by_one,
 }

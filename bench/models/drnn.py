@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench import sentences
-from bench.models import Program, mapped, without_cells
+from bench.models import Program, own_mapped_programs, without_cells
 from bench.sentences import Weights
 
 UNIT = "trees"
@@ -67,17 +67,8 @@ def shift(row: tuple, k: int) -> tuple[int, int]:
     return (SURE if row[k] else -SURE), (SURE if k + 1 < len(row) else -SURE)
 
 
-def dynbatch(weights: Weights) -> Program:
-    """The model of `models.drnn` as it is there, in cells, under ``dy.map``."""
-    return mapped(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_plain(weights: Weights) -> Program:
-    """The same without cells in the model; the steps of the LSTM are cells."""
-    return mapped(*_dynbatch(weights, cells=False))
-
-
 def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any], Any]:
+    """The model of `models.drnn` as it is there; without cells, the steps of the LSTMs are cells still."""
     import dynbatch as dy
     from models.drnn import Decisions, TreeGrower
 
@@ -204,8 +195,7 @@ def torch_one_by_one(weights: Weights) -> Program:
 
 
 PROGRAMS = {
-    "dynbatch": dynbatch,
-    "dynbatch-plain": dynbatch_plain,
+    **own_mapped_programs(_dynbatch),
     "dynet": dynet,
     "torch-one-by-one": torch_one_by_one,
 }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench import trees
-from bench.models import Program, recording, replaying, without_cells
+from bench.models import Program, own_programs, with_weights, without_cells
 
 UNIT = trees.UNIT
 NOISE = 0.1  # of words' matrices, on top of the identity: about the norm of what it adds to a vector of norm 1
@@ -43,21 +43,6 @@ def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
     return 2.0 * (4 * inner * hidden**2 + 2 * max(inner - 1, 0) * hidden**3 + sizes["classes"] * hidden)
 
 
-def dynbatch(weights: Weights) -> Program:
-    """The model of `models.mvrnn` as it is there, in cells."""
-    return recording(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_static(weights: Weights) -> Program:
-    """The same cells, with the loss of a tree under ``@dy.static``; see `bench.models.replaying`."""
-    return replaying(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_plain(weights: Weights) -> Program:
-    """The same functions without ``@dy.cell``: every op is a node of its own."""
-    return recording(*_dynbatch(weights, cells=False))
-
-
 def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any], Any]:
     """Parameters with their values, the function from an instance to its loss, and the collection."""
     import dynbatch as dy
@@ -80,9 +65,7 @@ def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any]
         p = leaf(tree)[0] if type(tree) is int else vector(*encode(tree[0]), *encode(tree[1]))
         return node_loss(p, label)
 
-    owners = {name: task if name.endswith("_s") else encoder for name in weights}
-    parameters = [(getattr(owners[name], name), value) for name, value in weights.items()]
-    return parameters, tree_loss, collection
+    return with_weights(task, weights), tree_loss, collection
 
 
 def dynet(weights: Weights) -> Program:
@@ -190,9 +173,7 @@ def torch_one_by_one(weights: Weights) -> Program:
 
 
 PROGRAMS = {
-    "dynbatch": dynbatch,
-    "dynbatch-static": dynbatch_static,
-    "dynbatch-plain": dynbatch_plain,
+    **own_programs(_dynbatch),
     "dynet": dynet,
     "torch-by-hand": torch_by_hand,
     "torch-one-by-one": torch_one_by_one,

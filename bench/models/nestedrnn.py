@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench import sentences
-from bench.models import Program, recording, replaying, without_cells
+from bench.models import Program, own_programs, with_weights, without_cells
 from bench.sentences import Weights
 
 UNIT = "documents"
@@ -59,21 +59,6 @@ def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
     return 2.0 * ((inner + len(GATES) * (2 * len(found) - 1)) * hidden**2 + sizes["classes"] * hidden)
 
 
-def dynbatch(weights: Weights) -> Program:
-    """The model of `models.nestedrnn` as it is there, in cells."""
-    return recording(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_static(weights: Weights) -> Program:
-    """The same cells, with the loss of a document under ``@dy.static``; see `bench.models.replaying`."""
-    return replaying(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_plain(weights: Weights) -> Program:
-    """The same functions without ``@dy.cell``: every op is a node of its own."""
-    return recording(*_dynbatch(weights, cells=False))
-
-
 def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any], Any]:
     """Parameters with their values, the function from an instance to its loss, and the collection."""
     import dynbatch as dy
@@ -91,9 +76,7 @@ def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any]
         found, label = instance
         return task.document_loss(encoder.encode(found), label)
 
-    owners = {name: task if name.endswith("_s") else encoder for name in weights}
-    parameters = [(getattr(owners[name], name), value) for name, value in weights.items()]
-    return parameters, document_loss, collection
+    return with_weights(task, weights), document_loss, collection
 
 
 def dynet(weights: Weights) -> Program:
@@ -203,9 +186,7 @@ def torch_one_by_one(weights: Weights) -> Program:
 
 
 PROGRAMS = {
-    "dynbatch": dynbatch,
-    "dynbatch-static": dynbatch_static,
-    "dynbatch-plain": dynbatch_plain,
+    **own_programs(_dynbatch),
     "dynet": dynet,
     "torch-by-hand": torch_by_hand,
     "torch-one-by-one": torch_one_by_one,

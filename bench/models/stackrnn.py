@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench import sentences
-from bench.models import Program, mapped, without_cells
+from bench.models import Program, own_mapped_programs, without_cells
 from bench.sentences import Weights
 
 UNIT = "sentences"
@@ -50,16 +50,6 @@ def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
     words = len(instance)
     squares = 2 * words + (2 + 2 + 3) * (2 * words - 1) + 3 * (words - 1)
     return 2.0 * hidden * (squares * hidden + (2 * words - 1) * sizes["actions"])
-
-
-def dynbatch(weights: Weights) -> Program:
-    """The model of `models.stackrnn` as it is there, in cells, under ``dy.map``."""
-    return mapped(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_plain(weights: Weights) -> Program:
-    """The same functions without ``@dy.cell``: every op is a node of its own."""
-    return mapped(*_dynbatch(weights, cells=False))
 
 
 def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any], Any]:
@@ -175,8 +165,7 @@ def torch_one_by_one(weights: Weights) -> Program:
 
 
 PROGRAMS = {
-    "dynbatch": dynbatch,
-    "dynbatch-plain": dynbatch_plain,
+    **own_mapped_programs(_dynbatch),
     "dynet": dynet,
     "torch-one-by-one": torch_one_by_one,
 }

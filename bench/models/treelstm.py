@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench import trees
-from bench.models import Program, recording, replaying, without_cells
+from bench.models import Program, own_programs, with_weights, without_cells
 
 UNIT = trees.UNIT
 GATES = "ioufg"  # input, output, update, and what stays of the left and of the right child's memory
@@ -40,21 +40,6 @@ def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
     return 2.0 * (squares * hidden * hidden + sizes["classes"] * hidden)
 
 
-def dynbatch(weights: Weights) -> Program:
-    """The model of `models.treelstm` as it is there, in cells."""
-    return recording(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_static(weights: Weights) -> Program:
-    """The same cells, with the loss of a tree under ``@dy.static``; see `bench.models.replaying`."""
-    return replaying(*_dynbatch(weights, cells=True))
-
-
-def dynbatch_plain(weights: Weights) -> Program:
-    """The same functions without ``@dy.cell``: every op is a node of its own."""
-    return recording(*_dynbatch(weights, cells=False))
-
-
 def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any], Any]:
     """Parameters with their values, the function from an instance to its loss, and the collection."""
     import dynbatch as dy
@@ -80,9 +65,7 @@ def _dynbatch(weights: Weights, cells: bool) -> tuple[list, Callable[[Any], Any]
         tree, label = instance
         return node_loss(encode(tree)[0], label)
 
-    owners = {name: task if name.endswith("_s") else encoder for name in weights}
-    parameters = [(getattr(owners[name], name), value) for name, value in weights.items()]
-    return parameters, tree_loss, collection
+    return with_weights(task, weights), tree_loss, collection
 
 
 def dynet(weights: Weights) -> Program:
@@ -213,9 +196,7 @@ def torch_one_by_one(weights: Weights) -> Program:
 
 
 PROGRAMS = {
-    "dynbatch": dynbatch,
-    "dynbatch-static": dynbatch_static,
-    "dynbatch-plain": dynbatch_plain,
+    **own_programs(_dynbatch),
     "dynet": dynet,
     "torch-by-hand": torch_by_hand,
     "torch-one-by-one": torch_one_by_one,

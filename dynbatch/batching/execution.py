@@ -387,9 +387,8 @@ class Execution:
     def read(self, vids: list[int], type: Any) -> list[np.ndarray]:
         """Copies of computed values of one type, in the user's shape."""
         if len(vids) == 1 and not self.arena.is_remote:  # most reads are, and there are many under `dynbatch.map`
-            value = self.arena.view(int(self.location[vids[0]]), type.storage)
-            return [value.copy() if value.ndim == 1 else np.array(value.T, order="C")]
-        if all(v in self.fetched for v in vids):
+            found = [self.arena.view(int(self.location[vids[0]]), type.storage)]
+        elif all(v in self.fetched for v in vids):
             found = [self.fetched.pop(v).reshape(type.storage) for v in vids]
         else:
             found = self.arena.read(self.location[vids], type.storage)

@@ -79,6 +79,16 @@ def _stack(rewriter: Rewriter, group: list[_Sum]) -> dict[int, int]:
     return result
 
 
+def is_weight_product(program: Program, v: int) -> bool:
+    """Whether value ``v`` is the product of a shared matrix with a vector that is not shared."""
+    value = program.values[v]
+    if value.op is not matmul or dict(value.attrs).get("ta") or dict(value.attrs).get("tb"):
+        return False
+    matrix, x = (program.values[a] for a in value.args)
+    vector = len(x.type.shape) == 1 and len(matrix.type.shape) == 2  # type: ignore[union-attr]
+    return vector and matrix.domain == SHARED and x.domain != SHARED
+
+
 def _sums(program: Program) -> list[_Sum]:
     """The largest sums with products of a shared matrix and a vector, each product used only there."""
     values = program.values
@@ -89,25 +99,21 @@ def _sums(program: Program) -> list[_Sum]:
     for v in (*program.outputs, *(r[2] for r in program.results)):
         uses[v] += 1
 
-    def is_product(v: int) -> bool:
-        value = values[v]
-        if value.op is not matmul or dict(value.attrs).get("ta") or dict(value.attrs).get("tb"):
-            return False
-        a, x = value.args
-        vector = len(values[x].type.shape) == 1 and len(values[a].type.shape) == 2  # type: ignore[union-attr]
-        return vector and values[a].domain == SHARED and values[x].domain != SHARED
-
     inside: set[int] = set()
     found = []
     for root in range(len(values) - 1, -1, -1):
-        if root in inside or values[root].domain == SHARED or not (values[root].op is add or is_product(root)):
+        if (
+            root in inside
+            or values[root].domain == SHARED
+            or not (values[root].op is add or is_weight_product(program, root))
+        ):
             continue
         products, rest, stack = [], [], [root]
         while stack:
             v = stack.pop()
             value = values[v]
             same = value.type is values[root].type and value.domain == values[root].domain
-            if same and is_product(v) and (uses[v] == 1 or v == root):
+            if same and is_weight_product(program, v) and (uses[v] == 1 or v == root):
                 products.append(v)
             elif same and value.op is add and (uses[v] == 1 or v == root):
                 stack += value.args[::-1]

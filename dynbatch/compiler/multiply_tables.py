@@ -7,10 +7,11 @@ as when a model is used; so it is for forward passes without a gradient.
 
 from __future__ import annotations
 
-from dynbatch.compiler.ir import SHARED, Program
+from dynbatch.compiler.fuse_matmul import is_weight_product
+from dynbatch.compiler.ir import Program
 from dynbatch.compiler.rewrite import Rewriter
 from dynbatch.ops.indexing import lookup
-from dynbatch.ops.linear import matmul, table_product
+from dynbatch.ops.linear import table_product
 
 MOST_ROWS = 1024
 """Of a table that is multiplied as a whole: so much that a few minibatches look up as many rows."""
@@ -33,13 +34,8 @@ def multiply_tables(program: Program) -> Program:
 
 
 def _is_looked_up(program: Program, v: int) -> bool:
-    """Whether value ``v`` is the product of a shared matrix with a vector that is looked up."""
-    value = program.values[v]
-    if value.op is not matmul or dict(value.attrs).get("ta") or dict(value.attrs).get("tb"):
+    """Whether value ``v`` is the product of a shared matrix with a vector that is looked up in a parameter."""
+    if not is_weight_product(program, v):
         return False
-    weight, row = (program.values[a] for a in value.args)
-    if weight.domain != SHARED or row.op is not lookup or row.domain == SHARED:
-        return False
-    table = program.values[row.args[0]]
-    ranks = [len(x.type.shape) for x in (weight, row)]  # type: ignore[union-attr]
-    return table.kind == "table" and ranks == [2, 1]
+    row = program.values[program.values[v].args[1]]
+    return row.op is lookup and program.values[row.args[0]].kind == "table"

@@ -33,7 +33,7 @@ import math
 import numpy as np
 from numba import carray
 from dynbatch.cpu.jit import job_function
-from dynbatch.cpu.native import pointer_to
+from dynbatch.cpu.native import FAR, pointer_to
 from dynbatch.cpu.special import (
     erf32, exp32, greatest, inverse_root, logistic32, logistic64, normal32, normal64, quotient, tanh32, uniform32,
     uniform64,
@@ -219,7 +219,7 @@ class _Generator(KernelBody):
         lines += [f'{name} = np.{self.dtype}("{text}")\n' for text, name in self.constants.items()]
         lines.append(f"\n\n@job_function({_OPTIONS})\n")
         lines.append("def kernel(job, index):\n")
-        lines.append(f"    mem = carray(pointer_to(np.{self.dtype}(0), job[0]), 1 << 40)\n")
+        lines.append(f"    mem = carray(pointer_to(np.{self.dtype}(0), job[0]), FAR)\n")
         lines += [f"    {line}\n" for line in fields]
         lines += [f"    b{i} = np.empty({self.span(self.reach(i))}, np.{self.dtype})\n" for i in buffers]
         lines.append("    for r in range(index * job[2], min((index + 1) * job[2], job[1])):\n")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from dynbatch.compiler.fuse_elementwise import Region, fuse_elementwise
 from dynbatch.compiler.ir import ROW, SHARED
 from dynbatch.compiler.placement import Placement, is_matrix_concatenation, is_vector_concatenation
 from dynbatch.cpu import kernels, library, products, tiers
-from dynbatch.cpu.codegen import FIELDS, generate
+from dynbatch.cpu.codegen import generate
 from dynbatch.cpu.job import Job
 from dynbatch.cpu.products import Factor
 from dynbatch.cpu.routine import Routine
@@ -198,10 +198,8 @@ class _Emitter:
                 spaced.add(self.home[value.args[1]][0])
             if v not in skip and self._gathers_matrices(v):
                 spaced.add(v)
-                row = 0
-                for a in value.args:
+                for a, row in self._first_rows(v):
                     self.inside.setdefault(a, (v, row))
-                    row += values[a].type.shape[0]  # type: ignore[union-attr]
         spaced |= set(self.part_of)
         self.spaced = {v for v in spaced if values[v].op is not None and v not in skip and self.home[v][0] == v}
 
@@ -653,11 +651,16 @@ class _Emitter:
             return False
         return all(part.kind in _SCATTERED and part.domain == value.domain for part in parts)
 
-    def _matrix_concatenation(self, v: int) -> None:
+    def _first_rows(self, v: int) -> Iterator[tuple[int, int]]:
+        """The matrices that value ``v`` puts one below the other, each with the row where it begins."""
         row = 0
         for a in self.values[v].args:
-            self._gather_inside(a, v, row)
+            yield a, row
             row += self.values[a].type.shape[0]  # type: ignore[union-attr]
+
+    def _matrix_concatenation(self, v: int) -> None:
+        for a, row in self._first_rows(v):
+            self._gather_inside(a, v, row)
 
     def _gather_inside(self, a: int, v: int, row: int) -> None:
         """Gather the matrices of an argument into the rows of matrices that begin at ``row``, unless that is done."""
@@ -710,7 +713,7 @@ class _Emitter:
         for array in arrays:
             fields += [f"address({array})", f"{array}.size"]
         job = self._own(f"job of {name}", len(fields))
-        self._add(*(f"own[{job + i}] = {field}" for i, field in enumerate(fields) if i != FIELDS - 1))
+        self._add(*(f"own[{job + i}] = {field}" for i, field in enumerate(fields)))
         self._own(name)
         self._own("team")
         operations = self._width(len(region.members) * math.prod(source.sizes))

@@ -28,13 +28,9 @@ _X, _X_STRIDE, _ROWS, _PANELS, _INNER, _WIDTH, _OUT, _OUT_STRIDE, _PANEL_STEP, _
 _FIELDS = 10
 
 
-def kernel(dtype: str) -> int:
-    """Address of the compiled function that runs one chunk of a job, for ``float32`` or ``float64``."""
-    return int(_compiled(dtype).address)
-
-
 @functools.cache
-def _compiled(dtype: str) -> Any:
+def kernel(dtype: str) -> Any:
+    """The compiled function that runs one chunk of a job, for ``float32`` or ``float64``; it has an ``address``."""
     return job_function(error_model="numpy")(_chunk_float32 if dtype == "float32" else _chunk_float64)
 
 

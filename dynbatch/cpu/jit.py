@@ -84,19 +84,19 @@ def _alone(function: Callable[..., Any]) -> Iterator[None]:
     """Hold the lock of a function; compiling one may compile others, which call no function that waits for them."""
     global _handle
     with _lock:
+        byte = _byte(function)
+        if byte in _held:  # it is compiled for other types within itself
+            yield
+            return
         if not _held:
             _handle = _open_lock_file()
-        byte = _byte(function)
-        is_new = byte not in _held
         _held.append(byte)
         try:
-            if is_new:
-                _lock_byte(byte, True)
+            _lock_byte(byte, True)
             yield
         finally:
+            _lock_byte(byte, False)
             _held.remove(byte)
-            if is_new:
-                _lock_byte(byte, False)
             if not _held and _handle is not None:
                 os.close(_handle)
                 _handle = None

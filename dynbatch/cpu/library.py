@@ -13,40 +13,38 @@ from numba import carray  # type: ignore[attr-defined]
 
 from dynbatch.cpu import gather, products, team
 from dynbatch.cpu.jit import c_function
-
-_FAR = 1 << 40
-"""Elements that an array is said to have where its end is not known here."""
+from dynbatch.cpu.native import FAR
 
 
 def _gather(mem, offsets, rows, column, width, start, stride):
-    gather.gather(carray(mem, _FAR), carray(offsets, rows), column, width, start, stride)
+    gather.gather(carray(mem, FAR), carray(offsets, rows), column, width, start, stride)
 
 
 def _gather_columns(mem, offsets, rows, columns, width, start, stride):
-    gather.gather_columns(carray(mem, _FAR), carray(offsets, rows), columns, width, start, stride)
+    gather.gather_columns(carray(mem, FAR), carray(offsets, rows), columns, width, start, stride)
 
 
 def _gather_from(data, offsets, rows, width, mem, start):
-    gather.gather_from(carray(data, _FAR), carray(offsets, rows), width, carray(mem, _FAR), start)
+    gather.gather_from(carray(data, FAR), carray(offsets, rows), width, carray(mem, FAR), start)
 
 
 def _lookup_rows(table, indices, rows, width, mem, start, stride):
-    gather.lookup_rows(carray(table, _FAR), carray(indices, rows), width, carray(mem, _FAR), start, stride)
+    gather.lookup_rows(carray(table, FAR), carray(indices, rows), width, carray(mem, FAR), start, stride)
 
 
 def _copy_rows(mem, source, source_stride, rows, width, start, stride):
-    gather.copy_rows(carray(mem, _FAR), source, source_stride, rows, width, start, stride)
+    gather.copy_rows(carray(mem, FAR), source, source_stride, rows, width, start, stride)
 
 
 def _sum_edges(mem, first, rows, output, ptr, edges, edge_location, width, start):
     return gather.sum_edges(
-        carray(mem, _FAR), carray(first, rows), output, carray(ptr, _FAR), carray(edges, _FAR),
-        carray(edge_location, _FAR), width, start,
+        carray(mem, FAR), carray(first, rows), output, carray(ptr, FAR), carray(edges, FAR),
+        carray(edge_location, FAR), width, start,
     )  # fmt: skip
 
 
 def _multiply(mem, x, x_stride, rows, factor, out, out_stride):
-    products.multiply(carray(mem, _FAR), x, x_stride, rows, carray(factor, products.FIELDS), out, out_stride)
+    products.multiply(carray(mem, FAR), x, x_stride, rows, carray(factor, products.FIELDS), out, out_stride)
 
 
 def _run_rows(team_address, function, job, size):

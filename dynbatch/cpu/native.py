@@ -17,6 +17,10 @@ _INT, _LONG = ir.IntType(32), ir.IntType(64)
 _ORDER = "seq_cst"
 
 
+FAR = 1 << 40
+"""Elements that an array is said to have where it is made of an address and its end is not known."""
+
+
 def declared(module: ir.Module, name: str, function_type: ir.FunctionType) -> ir.Function:
     """The function of this name in a module, declared where it is not yet."""
     return module.globals.get(name) or ir.Function(module, function_type, name)

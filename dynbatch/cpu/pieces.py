@@ -24,13 +24,9 @@ _IS_PACKED, _BY_ROWS, _STEP = 13, 14, 15
 _FIELDS = 16
 
 
-def piece(dtype: str) -> int:
-    """Address of the compiled function that computes one piece, for ``float32`` or ``float64``."""
-    return int(_compiled(dtype).address)
-
-
 @functools.cache
-def _compiled(dtype: str) -> Any:
+def piece(dtype: str) -> Any:
+    """The compiled function that computes one piece, for ``float32`` or ``float64``; it has an ``address``."""
     return job_function(error_model="numpy")(_piece_float32 if dtype == "float32" else _piece_float64)
 
 
@@ -101,7 +97,7 @@ def product(x: np.ndarray, m: np.ndarray, out: np.ndarray, function: int, bits: 
     TEAM.start()
     (tx, lx), (tm, lm), (_, lo) = layouts  # type: ignore[misc]
     gemm(
-        TEAM.address, piece(x.dtype.name), x.dtype.type(1), function, bits, x.shape[0], m.shape[1], x.shape[1],
+        TEAM.address, piece(x.dtype.name).address, x.dtype.type(1), function, bits, x.shape[0], m.shape[1], x.shape[1],
         x.ctypes.data, tx, lx, m.ctypes.data, tm, lm, out.ctypes.data, lo, False,
     )  # fmt: skip
     return True

@@ -160,10 +160,10 @@ class Factor:
             self._set(_KIND + i, _KINDS[kind])
         TEAM.start()
         if "own" in kinds:
-            self._set(_KERNEL, gemm.kernel(dtype))
+            self._set(_KERNEL, gemm.kernel(dtype).address)
             self._set_array(_PANELS, packing.pack(matrix))
         if "numpy" in kinds or "mkl" in kinds:
-            self._set(_PIECE, pieces.piece(dtype))
+            self._set(_PIECE, pieces.piece(dtype).address)
         if "numpy" in kinds:
             matrix, trans, leading = blas.as_operand(matrix)
             function, bits = blas.numpy_gemm(dtype)

@@ -111,7 +111,7 @@ class DeviceTables:
     def __init__(self, tables: Tables, arena: DeviceArena) -> None:
         self.host = tables
         self.table = arena.uploads.put(tables.table)
-        self.reals = arena.uploads.put(tables.floats.astype(arena.dtype))
+        self.reals = arena.uploads.put(tables.floats_as(arena.dtype))
 
 
 class DeviceJob:

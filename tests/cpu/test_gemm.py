@@ -37,7 +37,7 @@ def product(team: Team, x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     rows = x.shape[0]
     out = np.full((rows + 1, width + 3), GUARD, x.dtype)
     gemm.packed_product(
-        team.address, gemm.kernel(x.dtype.name), x.ctypes.data,
+        team.address, gemm.kernel(x.dtype.name).address, x.ctypes.data,
         x.strides[0] // x.itemsize, rows, panels.ctypes.data, inner, width, out.ctypes.data, width + 3,
         packing.panel_columns(x.itemsize),
     )  # fmt: skip
@@ -147,8 +147,8 @@ def test_processors_with_narrower_vectors(processor: str) -> None:
                 x, w = (rng.integers(-9, 9, n).astype(dtype) for n in ((rows, inner), (inner, width)))
                 panels, out = packing.pack(w), np.empty((rows, width), dtype)
                 gemm.packed_product(
-                    TEAM.address, gemm.kernel(dtype), x.ctypes.data, inner, rows, panels.ctypes.data, inner, width,
-                    out.ctypes.data, width, packing.panel_columns(x.itemsize),
+                    TEAM.address, gemm.kernel(dtype).address, x.ctypes.data, inner, rows,
+                    panels.ctypes.data, inner, width, out.ctypes.data, width, packing.panel_columns(x.itemsize),
                 )
                 assert (out == x @ w).all()
         print(tile.VECTOR_BYTES, tile.MOST_ROWS)
