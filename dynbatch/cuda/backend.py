@@ -243,23 +243,24 @@ class _Preparation:
         if kind is not None:
             self.commands.unbind()
         elif self._runs:
-            self._arena.uploads.flush()
-            self.commands.run(self._arena.driver)
+            self._run()
+
+    def _run(self) -> None:
+        self._arena.uploads.flush()
+        self.commands.run(self._arena.driver)
 
     def end_batch(self, routine: DeviceRoutine, job: DeviceJob, where: str) -> None:
         """A batch has been prepared."""
         self.commands.end_batch(routine, job)
         if self._in_steps:
-            self._arena.uploads.flush()
-            self.commands.run(self._arena.driver)
+            self._run()
             if routine.alone:
                 routine.check(job, where, config.check_validity)
 
     def end_final(self, routine: DeviceRoutine, job: DeviceJob) -> None:
         """What sums over all rows of a signature has been prepared."""
         if self._in_steps:
-            self._arena.uploads.flush()
-            self.commands.run(self._arena.driver)
+            self._run()
             if config.check_validity:
                 routine.check_final(job)
 
