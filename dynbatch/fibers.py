@@ -4,8 +4,9 @@ Each instance is a greenlet, here called a *fiber*: a function call that can pau
 aside and another goes on. When every one of them waits, is blocked in a map of its own or has ended, a *round* computes
 what they wait for, across all of them, and they go on.
 
-A `Hub` drives them from where the outermost map was called. A map within an instance is a `Fork`: its instances join
-the others, and the instance that called it is blocked until they have ended.
+A `Hub` drives them from where the outermost map was called; between two rounds, an instance that pauses switches to the
+next one by itself. A map within an instance is a `Fork`: its instances join the others, and the instance that called it
+is blocked until they have ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextvars
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynbatch.config import config
@@ -24,6 +25,7 @@ from dynbatch.random_stream import enclosing_stream
 if TYPE_CHECKING:
     from dynbatch.batching.execution import Execution
     from dynbatch.batching.plan import Plan
+    from dynbatch.types import Type
 
 Instance = TypeVar("Instance")
 Result = TypeVar("Result")
@@ -187,10 +189,12 @@ class Fiber:
     """One instance, and where it stands.
 
     Attributes:
-        greenlet: what it runs in, once it is begun.
+        greenlet: what it runs in, once it is entered.
         paused: the greenlet to go on with: that one, or one that the instance itself has made; None before the start.
+        is_begun: whether it runs, or has run, in its greenlet: an interrupt may come between entering and that.
         is_over: whether it has returned or failed.
         settings: of ``with`` blocks, while another instance runs.
+        reads: type of the values that it waits for, if it is going to read them; None if they are only to be computed.
         has_place: False while it is blocked.
         inner: the map that it is blocked in.
         thrown: raised where it waits, when it goes on.
@@ -199,8 +203,8 @@ class Fiber:
     """
 
     __slots__ = (
-        "error", "fork", "greenlet", "has_place", "hub", "index", "inner", "is_over", "paused", "settings", "stopping",
-        "thrown",
+        "error", "fork", "greenlet", "has_place", "hub", "index", "inner", "is_begun", "is_over", "paused", "reads",
+        "settings", "stopping", "thrown",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, fork: Fork, index: int) -> None:
@@ -209,9 +213,11 @@ class Fiber:
         self.index = index
         self.greenlet: Any = None
         self.paused: Any = None
+        self.is_begun = False
         self.is_over = False
         self.settings = (*fork.settings[:3], fork.stream.within(index))
         self.has_place = True
+        self.reads: Type | None = None
         self.inner: Fork | None = None
         self.thrown: BaseException | None = None
         self.stopping: BaseException | None = None
@@ -220,16 +226,18 @@ class Fiber:
     def run(self) -> None:
         """The whole of it; called in its greenlet."""
         fork = self.fork
+        self.is_begun = True
         try:
             fork.results[self.index] = fork.fn(fork.instances[self.index])
         except BaseException as error:
             self.error = error
         self.is_over = True
 
-    def wait(self, execution: Execution, targets: list[int]) -> None:
-        """Let others go on until these values are computed."""
+    def wait(self, execution: Execution, targets: Sequence[int], reads: Type | None = None) -> None:
+        """Let others go on until these values are computed, which are of the type ``reads`` if they are read next."""
         self.check_stopping()
         if not execution.has(targets):
+            self.reads = reads
             self.hub.waiting[self] = targets
             self._pause()
 
@@ -261,8 +269,24 @@ class Fiber:
         return self.has_place
 
     def _pause(self) -> None:
-        self.paused = self.hub.library.getcurrent()
-        self.hub.greenlet.switch()
+        """Let the next instance that can go on do so, or the hub if there is none; returns when this one goes on."""
+        hub = self.hub
+        self.paused = hub.library.getcurrent()
+        following = hub.following()
+        if following is None:
+            hub.greenlet.switch()
+            return
+        self.settings = state.settings
+        try:
+            hub.enter(following)
+            following.paused.switch()
+        except BaseException:
+            if state.fiber is not self:  # interrupted before the switch
+                if not following.is_begun:
+                    following.paused = None
+                hub.ready.appendleft(following)
+                state.settings, state.fiber = self.settings, self
+            raise
 
 
 class Hub:
@@ -271,6 +295,7 @@ class Hub:
     Attributes:
         library: the module greenlet.
         greenlet: where the map was called.
+        share: of the instances under way, how many wait when a round is run.
         ready: instances that can go on.
         waiting: instances that wait, with the values that they wait for.
         starting: maps with instances that were not begun, the newest last.
@@ -288,7 +313,7 @@ class Hub:
         self.fork = fork
         self.share = share
         self.ready: deque[Fiber] = deque()
-        self.waiting: dict[Fiber, list[int]] = {}
+        self.waiting: dict[Fiber, Sequence[int]] = {}
         self.starting = [fork]
         self.returning: list[Fiber] = []
         self.idle: list[Any] = []
@@ -357,22 +382,39 @@ class Hub:
         self.starting = [fork for fork in self.starting if fork.begun < len(fork.instances)]
 
     def _go_on(self, fiber: Fiber) -> None:
-        """Switch to an instance; returns when it waits, is blocked or has ended."""
-        if fiber.paused is None:
-            self._begin(fiber)
-        state.settings = fiber.settings
-        state.fiber = fiber
+        """Switch to an instance; returns when it, or one that it went on to, ends or finds none to go on to."""
         try:
+            self.enter(fiber)
             if fiber.thrown is None:
                 fiber.paused.switch()
             else:
                 thrown, fiber.thrown = fiber.thrown, None
                 fiber.paused.throw(thrown)
         finally:
+            last: Fiber = state.fiber or fiber
             state.fiber = None
-            fiber.settings = state.settings
-        if fiber.is_over:
-            self._ended(fiber)
+            last.settings = state.settings
+        if last.is_over:
+            self._ended(last)
+
+    def following(self) -> Fiber | None:
+        """The instance that the one that pauses can go on to by itself; no longer among those that are ready.
+
+        New greenlets start from the hub: one that starts from another one lies on top of its stack.
+        """
+        if self.share < 1 or not self.ready:
+            return None
+        fiber = self.ready[0]
+        if fiber.thrown is not None or (fiber.paused is None and not self.idle):
+            return None
+        return self.ready.popleft()
+
+    def enter(self, fiber: Fiber) -> None:
+        """What is to be before a switch to an instance."""
+        if fiber.paused is None:
+            self._begin(fiber)
+        state.settings = fiber.settings
+        state.fiber = fiber
 
     def _begin(self, fiber: Fiber) -> None:
         greenlet = self.idle.pop() if self.idle else None
@@ -428,7 +470,7 @@ class Hub:
         self.starting = [each for each in self.starting if each not in gone]
         for fiber in reversed(fibers):
             fiber.stopping = why
-            if fiber.greenlet and not fiber.is_over:  # was switched to, and has not ended
+            if fiber.is_begun and fiber.greenlet and not fiber.is_over:  # runs, and no interrupt has ended its greenlet
                 fiber.thrown = InstanceStopped(f"instance {fiber.index} of dynbatch.map is stopped")
                 self._go_on(fiber)
             else:
@@ -436,7 +478,7 @@ class Hub:
 
     def _round(self) -> None:
         """Compute what is waited for: one plan for each combination of settings that plans depend on."""
-        from dynbatch.batching.run import run_round
+        from dynbatch.batching.run import fetch, run_round
 
         waiting, self.waiting = self.waiting, {}
         groups: dict[tuple[bool, str | None], list[Fiber]] = {}
@@ -453,5 +495,10 @@ class Hub:
                         plans.append(run_round(waiting[fiber]))
                     except Exception as error:
                         fiber.thrown = error
+        read: dict[Type, list[int]] = {}
+        for fiber, targets in waiting.items():
+            if fiber.reads is not None and fiber.thrown is None:
+                read.setdefault(fiber.reads, []).extend(targets)
+        fetch(read)
         self.report.add_round(len(waiting), plans)
         self.ready.extend(waiting)

@@ -324,14 +324,15 @@ class Operand:
 
     def vec_value(self, recalculate: bool = False) -> list[float]:
         """All elements as a flat list of floats, in column-major order."""
-        found: list[float] = self.npvalue().reshape(-1, order="F").tolist()
+        array = self.npvalue()
+        found: list[float] = array.tolist() if array.ndim == 1 else array.reshape(-1, order="F").tolist()
         return found
 
     def argmax_value(self) -> Any:
         """Index of the largest element (the first, if several), in column-major order; a list for a batch."""
         array, batch = self.npvalue(), self.dim()[1]
         if batch == 1:
-            return int(array.reshape(-1, order="F").argmax())
+            return int(array.argmax() if array.ndim == 1 else array.reshape(-1, order="F").argmax())
         return [int(i) for i in array.reshape(-1, batch, order="F").argmax(0)]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from greenlet import getcurrent
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from dynbatch.batching import agenda, run, stream
 from dynbatch.batching import plan as plans
 from dynbatch.config import config
 from dynbatch.cpu import tiers
+from dynbatch.fibers import Hub
 from dynbatch.graph import state
 
 STRATEGIES = ["off", "depth", "agenda"]
@@ -242,6 +244,43 @@ def test_every_way_to_read_waits() -> None:
     assert len(dy.plan("map").rounds) == 3
     assert {r.instances for r in dy.plan("map").rounds} == {len(readers)}
     assert mapped == [read(k) for k in range(len(readers))]
+
+
+def test_what_one_round_reads_belongs_to_the_reader() -> None:
+    """Values of several shapes, of one instance twice, and large ones; changing what was read changes nothing else."""
+    shapes = [(3,), (2, 3), (2, 3, 4), (200, 100)]
+
+    def fn(i: int) -> tuple[np.ndarray, np.ndarray]:
+        shape = shapes[i % len(shapes)]
+        e = shared[i] if i < 16 else -dy.inputTensor(values[i])
+        assert e.dim() == (shape, 1)
+        mine = e.npvalue()
+        found = mine.copy()
+        assert mine.flags.c_contiguous and mine.flags.writeable
+        mine[...] = np.nan
+        return found, e.npvalue()
+
+    values = [np.random.default_rng(i % 8 if i < 16 else i).normal(size=shapes[i % len(shapes)]) for i in range(24)]
+    shared = [-dy.inputTensor(values[i]) for i in range(8)]
+    shared += shared  # read by two instances
+    for value, found in zip(values, dy.map(fn, range(24))):
+        for array in found:
+            np.testing.assert_array_equal(array, -value)
+    assert not state.graph.execution.fetched
+
+
+def test_more_instances_than_python_may_recurse() -> None:
+    """An instance goes on to the next one by itself, and still none lies on top of another's stack."""
+    count = 3 * sys.getrecursionlimit()
+
+    def fn(i: int) -> float:
+        x = dy.scalarInput(i)
+        for _ in range(2):
+            x = x + 1
+            assert x.value() > i
+        return float(sum(dy.map(lambda k: (x + k).value(), range(2))))
+
+    assert dy.map(fn, range(count)) == [2 * i + 5 for i in range(count)]
 
 
 def test_what_is_computed_is_read_at_once() -> None:
@@ -778,6 +817,56 @@ def test_interrupting_anywhere() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 10
+
+
+def test_interrupting_between_entering_an_instance_and_running_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is entered next: from the hub or from another instance, in a new greenlet, a used one or where it is."""
+
+    def tree(i: int) -> int:
+        taken = len(walker.walk(i)[1])
+        return taken + (sum(dy.map(tree, [i // 2, i // 3])) if i else 0)
+
+    def enter(hub: Any, fiber: Any) -> None:
+        entered.append(fiber)
+        original(hub, fiber)
+        if len(entered) == interrupted:
+            raise KeyboardInterrupt
+
+    walker, original = Walker(), Hub.enter
+    expected = dy.map(tree, range(5))
+    monkeypatch.setattr(Hub, "enter", enter)
+    interrupted, entered = 0, list[Any]()
+    assert dy.map(tree, range(5)) == expected
+    for interrupted in range(1, len(entered) + 1):
+        entered = []
+        with pytest.raises(KeyboardInterrupt):
+            dy.map(tree, range(5))
+        assert len(entered) >= interrupted and state.fiber is None and state.settings == (True, None, "", None)
+    assert dy.map(tree, range(5)) == expected
+
+
+def test_an_interrupt_while_going_on_to_another_that_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(hub: Any, fiber: Any) -> None:
+        nonlocal interrupted
+        original(hub, fiber)
+        if not interrupted and fiber.fork.parent is None and getcurrent() is not hub.greenlet:
+            interrupted = True
+            raise KeyboardInterrupt
+
+    def fn(i: int) -> Any:
+        for k in range(3):
+            try:
+                walker.count(i, k)
+            except KeyboardInterrupt:
+                caught.append(i)
+        return walker.count(i, 2).npvalue()
+
+    walker, original, interrupted, caught = Walker(), Hub.enter, True, list[int]()
+    expected = dy.map(fn, range(4))
+    monkeypatch.setattr(Hub, "enter", enter)
+    interrupted = False
+    np.testing.assert_allclose(dy.map(fn, range(4)), expected, rtol=1e-12)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("steps", [0, 2])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from dynbatch.config import config
 from dynbatch.cpu.pools import Pools
 from dynbatch.errors import BackwardError, DeviceError, DynbatchError
 from dynbatch.graph import Graph, state
+
+if TYPE_CHECKING:
+    from dynbatch.types import Type
 
 STRATEGIES = {"off": off, "depth": depth, "agenda": agenda}
 
@@ -73,7 +77,7 @@ class Execution:
         self._full: BackwardRun | None = None
         self._joined = False
         self._warned = False
-        self.fetched: dict[int, np.ndarray] = {}  # values that came from a device before they were read
+        self.fetched: dict[int, np.ndarray] = {}  # values that were copied before they are read
         self._replayed: Reusable | None = None  # a plan that was used again; its graph is decoded when that is needed
 
     def release(self) -> None:
@@ -181,7 +185,7 @@ class Execution:
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def has(self, targets: list[int]) -> bool:
+    def has(self, targets: Sequence[int]) -> bool:
         """Whether all of these values are computed."""
         seen = self.values if self._replayed is None else self._replayed.location.size
         for t in targets:  # noqa: SIM110  most reads are of one value, for which `all` is slower
@@ -189,7 +193,7 @@ class Execution:
                 return False
         return True
 
-    def forward(self, targets: list[int], join: bool = True) -> None:
+    def forward(self, targets: Sequence[int], join: bool = True) -> None:
         """Compute these values and what they need, and with ``join`` whatever else fills the same batches."""
         if self.has(targets):
             return
@@ -372,27 +376,17 @@ class Execution:
             self.location[first : first + self.layout[self.sig[n], passes.OUTS]] = -1
         self._restore(before)
 
-    def fetch(self, vids: list[int]) -> None:
-        """Values that are going to be read one by one come from a device together, once for each size."""
-        if not self.arena.is_remote:
-            return
-        nodes = self.producer[vids]
-        outputs = np.array(vids) - self.first[nodes]
-        sizes: dict[int, list[int]] = {}
-        for v, s, output in zip(vids, self.sig[nodes].tolist(), outputs.tolist()):
-            sizes.setdefault(self.pools[s].signature.types[output].size, []).append(v)
-        for size, found in sizes.items():
-            self.fetched.update(zip(found, self.arena.read(self.location[found], (size,))))
+    def fetch(self, vids: list[int], type: Type) -> None:
+        """Values of one type that are going to be read one by one are copied together."""
+        if type.size <= _READ_ALONE or self.arena.is_remote:
+            self.fetched.update(zip(vids, self.read(vids, type)))
 
-    def read(self, vids: list[int], type: Any) -> list[np.ndarray]:
-        """Copies of computed values of one type, in the user's shape."""
-        if len(vids) == 1 and not self.arena.is_remote:  # most reads are, and there are many under `dynbatch.map`
-            found = [self.arena.view(int(self.location[vids[0]]), type.storage)]
-        elif all(v in self.fetched for v in vids):
-            found = [self.fetched.pop(v).reshape(type.storage) for v in vids]
-        else:
-            found = self.arena.read(self.location[vids], type.storage)
-        return [np.array(value.T, order="C") for value in found]
+    def read(self, vids: Sequence[int], type: Type) -> np.ndarray:
+        """Copies of computed values of one type, in the user's shape, with one more dimension before."""
+        if len(vids) == 1 and not self.arena.is_remote:  # as most reads are
+            return self.arena.view(int(self.location[vids[0]]), type.storage).T.copy()[np.newaxis]
+        found = self.arena.read(self.location[list(vids)], type.storage)
+        return found if found.ndim == 2 else np.array(found.transpose(0, *range(found.ndim - 1, 0, -1)), order="C")
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -436,6 +430,9 @@ class Execution:
                 f"computed (by update() or set_value()); renew the graph and run the forward pass again"
             )
 
+
+_READ_ALONE = 1 << 14
+"""Elements of a value beyond which copying it takes longer than all else about reading it."""
 
 GRAPH_WARNING = 5_000_000
 """Values in one graph beyond which a warning says that it was never renewed."""

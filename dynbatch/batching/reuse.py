@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ class Key:
 
     __slots__ = ("_hash", "parts")
 
-    def __init__(self, graph: Graph, strategy: str, targets: list[int], place: Any = None) -> None:
+    def __init__(self, graph: Graph, strategy: str, targets: Sequence[int], place: Any = None) -> None:
         recorded = (graph.stream, graph.floats, graph.lanes, graph.phase_marks, graph.skips)
         stream, *others = [bytes(memoryview(a)) for a in recorded]
         self.parts = (stream, *others, strategy, tuple(targets), tuple(map(id, graph.signatures)), graph.dtype, place)
