@@ -94,11 +94,7 @@ def map(
     fork = Fork(fn, list(instances), max_concurrent, fiber)
     if fiber is not None:
         return fiber.join(fork)
-    try:
-        import greenlet  # here, since nothing but a map needs it
-    except ImportError as error:
-        raise ImportError("dynbatch.map needs the package greenlet: pip install greenlet", name="greenlet") from error
-    return Hub(greenlet, fork, 1.0 if share is None else share).run()
+    return Hub(fork, 1.0 if share is None else share).run()
 
 
 def wait(*expressions: Expression) -> None:
@@ -271,7 +267,7 @@ class Fiber:
     def _pause(self) -> None:
         """Let the next instance that can go on do so, or the hub if there is none; returns when this one goes on."""
         hub = self.hub
-        self.paused = hub.library.getcurrent()
+        self.paused = hub.current()
         following = hub.following()
         if following is None:
             hub.greenlet.switch()
@@ -293,31 +289,33 @@ class Hub:
     """Runs the instances of an outermost map, and those of the maps within it.
 
     Attributes:
-        library: the module greenlet.
         greenlet: where the map was called.
+        current: greenlet's function that says which one runs.
+        workers: the greenlets that instances run in.
         share: of the instances under way, how many wait when a round is run.
         ready: instances that can go on.
         waiting: instances that wait, with the values that they wait for.
         starting: maps with instances that were not begun, the newest last.
         returning: instances whose inner map has ended, and that need a place.
-        idle: greenlets whose instance is over; another one can run in them, for starting a greenlet takes longer than
-            ten switches.
-        entering: the instance that the next greenlet runs.
     """
 
-    def __init__(self, library: Any, fork: Fork, share: float) -> None:
+    def __init__(self, fork: Fork, share: float) -> None:
         from dynbatch.batching.rounds import MapPlan
 
-        self.library = library
-        self.greenlet = library.getcurrent()
+        try:
+            from dynbatch.greenlets import getcurrent, workers  # here, since nothing but a map needs the package
+        except ImportError as error:
+            needed = "dynbatch.map needs the package greenlet: pip install greenlet"
+            raise ImportError(needed, name="greenlet") from error
+        self.greenlet = getcurrent()
+        self.current = getcurrent
+        self.workers = workers
         self.fork = fork
         self.share = share
         self.ready: deque[Fiber] = deque()
         self.waiting: dict[Fiber, Sequence[int]] = {}
         self.starting = [fork]
         self.returning: list[Fiber] = []
-        self.idle: list[Any] = []
-        self.entering: Fiber | None = None
         self.report = MapPlan(state.strategy or config.autobatch)
 
     def run(self) -> list[Any]:
@@ -334,7 +332,8 @@ class Hub:
             self._stop(fork, error)
             raise
         finally:
-            self.idle.clear()
+            if self.greenlet.parent is not None:  # idle ones would keep it, whatever becomes of it
+                self.workers.idle.clear()
             state.settings = settings
             self._hand_over_report()
         failed, fork.error = fork.error, None
@@ -405,7 +404,7 @@ class Hub:
         if self.share < 1 or not self.ready:
             return None
         fiber = self.ready[0]
-        if fiber.thrown is not None or (fiber.paused is None and not self.idle):
+        if fiber.thrown is not None or (fiber.paused is None and not self.workers.idle):
             return None
         return self.ready.popleft()
 
@@ -417,23 +416,10 @@ class Hub:
         state.fiber = fiber
 
     def _begin(self, fiber: Fiber) -> None:
-        greenlet = self.idle.pop() if self.idle else None
-        if greenlet is None or greenlet.dead:  # by an interrupt
-            greenlet = self.library.greenlet(self._work, self.greenlet)
+        greenlet = self.workers.take(self.greenlet)
         greenlet.gr_context = fiber.fork.context.copy()
         fiber.greenlet = fiber.paused = greenlet
-        self.entering = fiber
-
-    def _work(self) -> None:
-        """What a greenlet does: instances, one after the other, until the map is over and nobody knows it any more."""
-        own = self.library.getcurrent()
-        while True:
-            fiber, self.entering = self.entering, None
-            assert fiber is not None
-            fiber.run()
-            del fiber
-            self.idle.append(own)
-            self.greenlet.switch()
+        self.workers.entering = fiber
 
     def _ended(self, fiber: Fiber) -> None:
         fork = fiber.fork

@@ -192,6 +192,9 @@ class EarlyExit(training.Task):
     def ids(self, words: Sequence[str]) -> list[int]:
         return [self.word_ids.get(word, 0) for word in words]
 
+    def length(self, text: Text) -> int:
+        return len(text.words)
+
     def predict(self, instances: list[Text]) -> list[tuple[int, int]]:
         """Class and layer of each."""
         found = dy.map(lambda text: self.run(self.ids(text.words), self.is_certain), instances)

@@ -85,6 +85,9 @@ class Tagger(training.Task):
         encoded = zip(self.encode(self.numbers(sentence)), sentence.tags)
         return dy.esum([self.word_loss(h_f, h_b, self.tag_ids[tag]) for (h_f, h_b), tag in encoded])
 
+    def length(self, sentence: Sentence) -> int:
+        return len(sentence.words)
+
     def predict(self, sentences: list[Sentence]) -> list[tuple[str, ...]]:
         scores = [[self.scores(*hs) for hs in self.encode(self.numbers(sentence))] for sentence in sentences]
         dy.forward([score for of_sentence in scores for score in of_sentence])

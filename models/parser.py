@@ -206,6 +206,9 @@ class Parser(training.Task):
     def batch_loss(self, sentences: list[Sentence]) -> dy.Expression:
         return dy.esum(self.each(self.loss, sentences))
 
+    def length(self, sentence: Sentence) -> int:
+        return len(sentence)
+
     def predict(self, sentences: list[Sentence]) -> list[Sentence]:
         def parse(sentence: Sentence) -> Sentence:
             c = self.greedy(sentence) if self.beam == 1 else self.beam_search(sentence, self.beam)

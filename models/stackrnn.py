@@ -246,6 +246,9 @@ class StackParser(training.Task):
         _, losses = self.parse(self.ids(sentence.words), self.given(actions_of(sentence.tree)))
         return dy.esum(losses) if losses else dy.zeros(1)
 
+    def length(self, sentence: Sentence) -> int:
+        return len(sentence.words)
+
     def predict(self, sentences: list[Sentence]) -> list[list[int]]:
         return dy.map(lambda sentence: self.parse(self.ids(sentence.words), self.best)[0], sentences)
 

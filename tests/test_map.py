@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import gc
 import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from greenlet import getcurrent
+from greenlet import getcurrent, greenlet
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ from dynbatch.config import config
 from dynbatch.cpu import tiers
 from dynbatch.fibers import Hub
 from dynbatch.graph import state
+from dynbatch.greenlets import workers
 
 STRATEGIES = ["off", "depth", "agenda"]
 
@@ -1237,6 +1239,43 @@ def test_an_instance_may_start_threads_and_greenlets_of_its_own() -> None:
     assert mapped == pytest.approx([fn(i) for i in range(3)])
 
 
+def test_greenlets_serve_one_map_after_the_other() -> None:
+    """Of maps within maps, too, and of maps that were called in a greenlet, which nothing then keeps."""
+
+    def tree(i: int) -> Any:
+        used.add(getcurrent())
+        return dy.scalarInput(i).value() + (sum(dy.map(tree, [i // 2, i // 3])) if i else 0)
+
+    def in_a_greenlet() -> Any:
+        called.append(weakref.ref(getcurrent()))
+        return dy.map(tree, range(4))
+
+    used, called = set[Any](), list[Any]()
+    expected = dy.map(tree, range(4))
+    dy.map(tree, range(4))
+    first, used = used, set()
+    for _ in range(3):
+        assert dy.map(tree, range(4)) == expected
+    assert used <= first
+    assert greenlet(in_a_greenlet).switch() == expected
+    del first, used
+    used = set()
+    assert called[0]() is None
+    assert all(idle.parent is getcurrent() for idle in workers.idle)
+    assert dy.map(tree, range(4)) == expected
+
+
+def test_a_process_with_idle_greenlets_ends_cleanly() -> None:
+    code = (
+        "import threading, dynbatch as dy\n"
+        "def run(): print(sum(dy.map(lambda i: dy.scalarInput(i).value(), range(200))))\n"
+        "thread = threading.Thread(target=run)\n"
+        "thread.start(); thread.join(); run()\n"
+    )
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "19900.0\n19900.0\n") and "rror" not in done.stderr, done.stderr
+
+
 def test_an_instance_that_switches_away_is_an_error() -> None:
     import greenlet
 
@@ -1246,6 +1285,7 @@ def test_an_instance_that_switches_away_is_an_error() -> None:
 
 def test_without_greenlet_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "greenlet", None)
+    monkeypatch.delitem(sys.modules, "dynbatch.greenlets")
     with pytest.raises(ImportError, match="needs the package greenlet"):
         dy.map(lambda i: i, [1])
 

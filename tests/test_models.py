@@ -10,6 +10,7 @@ import pytest
 
 import dynbatch as dy
 from dynbatch.errors import FileFormatError
+from models import training
 from models.birnn import Tagger
 from models.documents import TOPICS, generate, read_documents
 from models.mvrnn import NOISE, PhraseClassifier
@@ -71,6 +72,36 @@ def test_evaluates_and_predicts_from_a_saved_model(trained, tmp_path):
     }[name]
     (tmp_path / "new.txt").write_text(text)
     assert re.fullmatch(expected, command(name, "--load", folder / "model", "--predict", tmp_path / "new.txt").stdout)
+
+
+def test_instances_of_like_length_are_predicted_together_and_stay_in_order():
+    class Counter(training.Task):
+        unit = "lists"
+
+        def __init__(self):
+            self.seen = []
+
+        def length(self, instance):
+            return len(instance)
+
+        def predict(self, instances):
+            self.seen.append([len(x) for x in instances])
+            return [sum(x) for x in instances]
+
+    task, lists = Counter(), [[n] * (n * 7 % 10) for n in range(10)]
+    predictions, total = training.predict(task, lists, 4, "count")
+    assert predictions == [sum(x) for x in lists]
+    assert task.seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert total.instances == 10 and total.first[0] == 4
+
+
+def test_rates_leave_the_first_minibatch_out():
+    total = training.Throughput()
+    total.add(10, 1.0, None, 5.0)
+    assert total.report("words")["words_per_s"] == 2.0
+    total.add(20, 1.0, None, 2.0)
+    total.add(20, 1.0, None, 2.0)
+    assert total.report("words")["words_per_s"] == 10.0
 
 
 def test_strategies_agree(model, float64):
