@@ -397,9 +397,9 @@ def run(task_class: type[Task], args: argparse.Namespace) -> dict[str, Any]:
     """Does what the flags say; returns the report that ``--json`` writes.
 
     Its entries: what `Task.measure` gave at the best epoch and, per epoch, ``<metric>_per_epoch``; ``train_loss``, per
-    instance, of the last epoch; ``<unit>_per_s`` of training (of prediction, if nothing was trained), without
-    dev evaluation and the first minibatch; ``nodes`` and ``batches``, the mean of a minibatch's forward plans; ``strategy``; ``seconds``
-    for everything; ``compare``, if asked for. What was not asked for is null.
+    instance, of the last epoch; ``<unit>_per_s`` of training (of prediction, if nothing was trained), without dev
+    evaluation and the first minibatch; ``nodes`` and ``batches``, the mean of a minibatch's forward plans;
+    ``strategy``; ``seconds`` for everything; ``compare``, if asked for. What was not asked for is null.
     """
     started = time.perf_counter()
     dy.init(device=args.device, autobatch=args.autobatch, seed=args.seed, threads=args.threads)
