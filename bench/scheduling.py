@@ -42,9 +42,8 @@ def schedule(loss: dy.Expression, strategy: str) -> tuple[list[float], int]:
 
     x._sync()
     lap()
-    nodes = x._choose(np.array([loss.vid]), join=True)  # all of them: nothing is left to join
+    nodes, levels = x._choose(np.array([loss.vid]), join=True)  # all of them: nothing is left to join
     lap()
-    levels = int(x.level[nodes].max()) + 1
     pending = Pending(
         nodes, x.sig, x.level, levels, len(x.pools), x.lane_group, x.stream, x.layout, x.pos, x.producer, x.place
     )

@@ -5,6 +5,7 @@ cdef class Signature:
     cdef object __weakref__
     cdef readonly object program
     cdef readonly tuple binding
+    cdef readonly tuple roots
     cdef readonly tuple tail
     cdef readonly tuple bounds
     cdef readonly tuple types

@@ -15,6 +15,7 @@ class Signature:
     Attributes:
         program: the traced Program.
         binding: parameters, by slot.
+        roots: the collections that hold their values.
         types: types of the outputs.
         tail: integer payloads that the trace adds to each call: an int for a literal, None for a random key.
         bounds: (position, size, op, what) of integer payloads that index something, to be checked at each call.
@@ -29,6 +30,7 @@ class Signature:
         "equal_lists",
         "place",
         "program",
+        "roots",
         "tail",
         "type",
         "types",
@@ -43,6 +45,7 @@ class Signature:
     ) -> None:
         self.program = program
         self.binding = binding
+        self.roots = tuple({id(p.root): p.root for p in binding}.values())
         self.tail = tail
         self.bounds = bounds
         self.types: tuple[Type, ...] = tuple(program.values[v].type for v in program.outputs)  # type: ignore[misc]
@@ -56,4 +59,8 @@ class Signature:
 
     def version(self) -> tuple[int, ...]:
         """Changes whenever a value of a parameter in the binding changes, or moves."""
-        return tuple([n for p in self.binding for n in p.root.state])
+        return tuple([n for root in self.roots for n in root.state])
+
+    def value_version(self) -> tuple[int, ...]:
+        """Changes whenever a value changes."""
+        return tuple([root.version for root in self.roots])

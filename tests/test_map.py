@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import dynbatch as dy
 from dynbatch import compiled
-from dynbatch.batching import agenda, run, stream
+from dynbatch.batching import agenda, layout, run, stream
 from dynbatch.batching import plan as plans
 from dynbatch.config import config
 from dynbatch.cpu import tiers
@@ -386,9 +386,9 @@ class Visits:
         for owner, name, place in (
             (stream, "levels", 5),
             (stream, "place_rows", 0),
-            (plans, "fill_tables", 4),
-            (plans, "table_sizes", 3),
-            (agenda, "_schedule", 0),
+            (plans, "make_tables", 4),
+            (agenda, "_agenda", 5),
+            (layout, "_arrange", 6),
         ):
             patch.setattr(owner, name, self._counting(getattr(owner, name), place))
         patch.setattr(stream, "list_ancestors", self._counting_result(stream.list_ancestors))

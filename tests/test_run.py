@@ -379,10 +379,10 @@ FORWARD = {
     "an op": (ew.tanh, "_function"),
     "choosing": (stream, "mark_ancestors"),
     "levels": (stream, "levels"),
-    "scheduling": (agenda, "_schedule"),
+    "scheduling": (agenda, "_agenda"),
     "the layout": (layout, "_arrange"),
     "placing rows": (stream, "place_rows"),
-    "tables": (plan, "fill_tables"),
+    "tables": (plan, "make_tables"),
 }
 BACKWARD = {
     "an op": (ew.tanh._grads[0][0], "_function"),

@@ -156,22 +156,31 @@ def _schedule(nodes, sig, level, signatures, waiting, ptr, users, link, order, s
     return batches
 
 
+@jit()
+def _agenda(stream, layout, pos, producer, place, nodes, sig, level, signatures):
+    """The whole of it: order and starts of the batches. ``place`` is work space, -1 for every node."""
+    count = nodes.size
+    edges = np.empty(count_operands(stream, layout, pos, nodes), np.int32)
+    users = np.empty_like(edges)
+    waiting, own_sig, own_level, link = np.empty((4, count), np.int32)
+    ptr, fill = np.zeros((2, count + 1), np.int32)
+    order, starts = np.empty(count, np.int64), np.empty(count + 1, np.int64)
+    for k in range(count):
+        place[nodes[k]] = k
+    _list_edges(stream, layout, pos, producer, place, nodes, sig, level, edges, waiting, ptr, own_sig, own_level)
+    for k in range(count):
+        place[nodes[k]] = -1
+        fill[k] = ptr[k]
+        ptr[k + 1] += ptr[k]
+    _list_users(edges, waiting, fill, users)
+    batches = _schedule(nodes, own_sig, own_level, signatures, waiting, ptr, users, link, order, starts)
+    return order, starts[: batches + 1]
+
+
 def agenda(pending: Pending) -> tuple[np.ndarray, np.ndarray]:
     """Order of the chosen nodes, and where each batch starts in it (with the end as last entry)."""
-    nodes, count = pending.nodes, pending.nodes.size
-    walk = (pending.stream, pending.layout, pending.pos)
-    place = pending.place
-    edges = np.empty(count_operands(*walk, nodes), np.int32)
-    waiting, sig, level, link = (np.empty(count, np.int32) for _ in range(4))
-    ptr = np.zeros(count + 1, np.int32)
-    try:
-        place[nodes] = np.arange(count)
-        _list_edges(*walk, pending.producer, place, nodes, pending.sig, pending.level, edges, waiting, ptr, sig, level)
-    finally:  # also when interrupted: the next plan counts on it
-        place[nodes] = -1
-    np.cumsum(ptr, out=ptr)
-    users = np.empty_like(edges)
-    _list_users(edges, waiting, ptr[:-1].copy(), users)
-    order, starts = np.empty(count, np.int64), np.empty(count + 1, np.int64)
-    batches = _schedule(nodes, sig, level, pending.signatures, waiting, ptr, users, link, order, starts)
-    return order, starts[: batches + 1]
+    order, starts = _agenda(
+        pending.stream, pending.layout, pending.pos, pending.producer, pending.place, pending.nodes, pending.sig,
+        pending.level, pending.signatures,
+    )  # fmt: skip
+    return order, starts

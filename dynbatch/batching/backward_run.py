@@ -46,6 +46,10 @@ class Final(NamedTuple):
 class BackwardRun:
     """One backward plan: over the rows that the loss reaches, whatever plans computed them."""
 
+    order: np.ndarray
+    starts: np.ndarray
+    signatures: np.ndarray
+
     def __init__(self, execution: Execution, loss: int, full: bool) -> None:
         self.x = x = execution
         self.walk = (x.stream, x.layout, x.pos, x.producer)

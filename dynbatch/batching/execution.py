@@ -60,14 +60,19 @@ class Execution:
         self.phase, self.skipped, self.found = (np.empty(0, np.int64) for _ in range(3))
         self.producer, self.location = np.empty(0, np.int64), np.empty(0, np.int64)
         self.waiting, self.marked, self.chosen = (np.empty(0, np.bool_) for _ in range(3))
+        self._dirty = 0
         self.start(graph)
 
     def start(self, graph: Graph) -> None:
         """Begin with an empty graph; arrays and arena are used again, since fresh pages cost their faults."""
+        for name, default in _DEFAULTS.items():
+            getattr(self, name)[: self._dirty] = default
+        self._dirty = 0  # nodes or values up to here may differ from the defaults
         self.graph = graph
         self.nodes = self.values = self.words = self.floats = self.data_size = 0
         self.lane_words = self.lanes = self.skip_words = self.phase_words = self.phase_now = 0
         self.layout = np.empty((0, 5), np.int64)
+        self._outputs = 0  # the most that a signature has
         self.widths = np.empty((0, 1), np.int64)
         self.pools: list[Pools] = []
         self._pending, self._listed = _NONE, 0
@@ -91,36 +96,27 @@ class Execution:
     def _sync(self) -> None:
         """Take over what was recorded since the last time."""
         graph = self.graph
-        words, values = len(graph.stream), graph.values
+        words, values = graph.size, graph.values
         if words == self.words:
             return
-        new_values = values - self.values
+        self._make_room(values)
         self.stream = _extended(self.stream, self.words, graph.stream, words)
         self.payload = _extended(self.payload, self.floats, graph.floats, len(graph.floats))
         self.data = _extended(self.data, self.data_size, graph.data, len(graph.data))
         self.data_size = len(graph.data)
-        for name in ("producer", "location"):
-            setattr(self, name, _grown(getattr(self, name), self.values, values))
-        self.location[self.values : values] = -1
-        most = self.nodes + new_values  # every node has an output
-        for name in (*_NODE_ARRAYS, "waiting", "marked", "chosen"):
-            setattr(self, name, _grown(getattr(self, name), self.nodes, most))
         self._add_signatures()
         begin = self.nodes
         end = passes.decode(
             self.stream, self.words, words, self.layout, begin, self.values, self.floats,
             self.pos, self.first, self.fpos, self.sig, self.producer,
         )  # fmt: skip
-        self.row[begin:end] = self.place[begin:end] = self.lane_group[begin:end] = -1
-        self.waiting[begin:end], self.marked[begin:end], self.chosen[begin:end] = True, False, False
-        self.skipped[begin:end] = self.phase[begin:end] = 0
         lanes = graph.lanes
         for i in range(self.lane_words, len(lanes), 2):
             start = int(self.producer[lanes[i]])
             self.lane_group[start : start + lanes[i + 1]] = self.lanes
             self.lanes += 1
         self.lane_words = len(lanes)
-        taken = self._take_phases(begin, end)
+        taken = self._take_phases(begin, end) if graph.phase_marks or graph.skips else (0, 0)
         self.words, self.values, self.nodes, self.floats = words, values, end, len(graph.floats)
         self.phase_words, self.phase_now = taken  # with the words, so that both or neither are taken over
         if self._replayed is not None:
@@ -134,10 +130,25 @@ class Execution:
                 stacklevel=2,
             )
 
+    def _make_room(self, values: int) -> None:
+        """Arrays for as many values, and for their nodes, of which there are no more: every node has an output."""
+        self._dirty = max(self._dirty, values)
+        used = self.location.size
+        if values <= used:
+            return
+        size = max(values, 2 * used, 64)
+        for name in (*_PLAIN, *_DEFAULTS):
+            array = getattr(self, name)
+            grown = np.empty(size, array.dtype)
+            grown[:used] = array
+            if name in _DEFAULTS:
+                grown[used:] = _DEFAULTS[name]
+            setattr(self, name, grown)
+
     def _take_phases(self, begin: int, end: int) -> tuple[int, int]:
         """Phases of the new nodes, from ``begin`` to ``end``, and what `align` said of any node.
 
-        Returns how many words of phase marks that took, and the phase that holds behind them.
+        Returns how many words of phase marks there are now, and the phase that holds behind them.
         """
         marks, skips = self.graph.phase_marks[self.phase_words :], self.graph.skips
         firsts, numbers = np.array(marks[::2], np.int64), np.array([self.phase_now, *marks[1::2]], np.int64)
@@ -173,6 +184,7 @@ class Execution:
         self.widths = np.zeros((len(places), max(1, *(len(p) for p in places))), np.int64)
         for s, sizes in enumerate(places):
             self.widths[s, : len(sizes)] = sizes
+        self._outputs = max(row[passes.OUTS] for row in rows)
         self.layout = np.array(rows, np.int64)
 
     @property
@@ -231,7 +243,7 @@ class Execution:
         self.data_size = len(graph.data)
         self._add_signatures()
         values = known.location.size
-        self.location = _grown(self.location, 0, values)
+        self._make_room(values)
         before = self._before()
         try:
             self._reserve(known.starts, known.signatures)
@@ -260,8 +272,7 @@ class Execution:
         strategy = state.strategy or config.autobatch
         plan = Plan("forward", strategy)
         begin = plan.clock()
-        nodes = self._choose(targets, join and strategy != "off")
-        levels = int(self.level[nodes].max()) + 1
+        nodes, levels = self._choose(targets, join and strategy != "off")
         pending = Pending(
             nodes, self.sig, self.level, levels, len(self.pools), self.lane_group,
             self.stream, self.layout, self.pos, self.producer, self.place,
@@ -285,8 +296,8 @@ class Execution:
         self.last = plan
         return order, starts, signatures
 
-    def _choose(self, targets: np.ndarray, join: bool) -> np.ndarray:
-        """The nodes to run now, ascending; their levels are set.
+    def _choose(self, targets: np.ndarray, join: bool) -> tuple[np.ndarray, int]:
+        """The nodes to run now, ascending, and how many levels they have; which are set.
 
         Those that the targets need, and with ``join`` also pending ones that fill the same batches.
         """
@@ -295,14 +306,13 @@ class Execution:
         if not join:
             count = passes.list_ancestors(*walk, self.row, targets, self.marked, self.found)
             nodes = np.sort(self.found[:count])
-            self._set_levels(nodes)
-            return nodes
+            return nodes, self._set_levels(nodes)
         pending, marked = self.pending, self.marked
         needed = passes.mark_ancestors(*walk, self.row, targets, pending, marked)
         nodes = pending if needed == pending.size else self._join(pending, pending[marked[pending]])
-        self._set_levels(nodes)
+        levels = self._set_levels(nodes)
         marked[pending] = False
-        return nodes
+        return nodes, levels
 
     def _set_levels(self, nodes: np.ndarray) -> int:
         """Set the levels of these pending nodes; returns how many levels there are."""
@@ -338,25 +348,26 @@ class Execution:
     def _reserve(self, starts: np.ndarray, signatures: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Room for the rows of each signature; returns its first new row, and where each output's rows lie."""
         keep = state.keep
-        sizes = np.zeros(len(self.pools), np.int64)
-        np.add.at(sizes, signatures, np.diff(starts))
-        outs = int(self.layout[:, passes.OUTS].max())
-        base, stride = np.zeros((len(self.pools), outs), np.int64), np.zeros((len(self.pools), outs), np.int64)
         count = np.zeros(len(self.pools), np.int64)
-        for s in np.flatnonzero(sizes).tolist():
+        base, stride = np.zeros((2, len(self.pools), self._outputs), np.int64)
+        sizes: dict[int, int] = {}
+        ends = starts.tolist()
+        for s, lo, hi in zip(signatures.tolist(), ends, ends[1:]):
+            sizes[s] = sizes.get(s, 0) + hi - lo
+        for s, size in sorted(sizes.items()):
             pools = self.pools[s]
-            version = tuple(p.root.version for p in pools.signature.binding)
+            version = pools.signature.value_version()
             if pools.version is not None and pools.version != version:
                 pools.version = "mixed"
             elif pools.version is None:
                 pools.version = version
-            segment = pools.reserve(int(sizes[s]), keep, self.arena)
+            segment = pools.reserve(size, keep, self.arena)
             pools.kept = pools.kept and keep
             count[s] = pools.rows
-            for o, v in enumerate(pools.code.outputs):
-                stride[s, o] = pools.code.width(v)
-                base[s, o] = segment.bases[v] - segment.first_row * stride[s, o]
-            pools.rows += int(sizes[s])
+            for o, (v, width) in enumerate(pools.outputs):
+                stride[s, o] = width
+                base[s, o] = segment.bases[v] - segment.first_row * width
+            pools.rows += size
         return count, base, stride
 
     def _before(self) -> tuple[int, list[tuple[int, int, bool, Any]]]:
@@ -423,7 +434,7 @@ class Execution:
 
     def _check_version(self, pools: Pools) -> None:
         binding = pools.signature.binding
-        if pools.version != tuple(p.root.version for p in binding):
+        if pools.version != pools.signature.value_version():
             names = ", ".join(p.name for p in binding)
             raise BackwardError(
                 f"backward: parameters of {pools.signature.program.name} ({names}) changed since its values were "
@@ -438,7 +449,14 @@ GRAPH_WARNING = 5_000_000
 """Values in one graph beyond which a warning says that it was never renewed."""
 
 _NONE = np.empty(0, np.int64)
-_NODE_ARRAYS = ("pos", "first", "fpos", "sig", "row", "level", "place", "lane_group", "phase", "skipped", "found")
+_PLAIN = ("pos", "first", "fpos", "sig", "level", "found", "producer")
+_DEFAULTS = {
+    "row": -1, "place": -1, "lane_group": -1, "phase": 0, "skipped": 0, "waiting": True, "marked": False,
+    "chosen": False, "location": -1,
+}  # fmt: skip
+"""What arrays over nodes and values hold before anything is known of one; the others are written as they are decoded.
+"""
+
 _idle: list[Execution] = []
 
 

@@ -13,12 +13,20 @@ from dynbatch.cpu.jit import jit
 
 
 @jit()
-def _arrange(stream, layout, pos, producer, batch_of, placed, order, starts, head, target, link, result):
+def _arrange(stream, layout, pos, producer, batch_of, placed, order, starts):
     """From the last batch to the first: order a batch by the uses met so far, then note what it uses itself.
 
     ``head[b]`` begins the linked list of uses of batch ``b``'s nodes. Everything is walked backwards and put in front,
-    so that a list is in the order of its consumers: by batch, operand and row.
+    so that a list is in the order of its consumers: by batch, operand and row. ``batch_of`` and ``placed`` are work
+    space, -1 and False for every node.
     """
+    batches = starts.size - 1
+    most = count_operands(stream, layout, pos, order)
+    head, target, link = np.full(batches, -1, np.int32), np.empty(most, np.int32), np.empty(most, np.int32)
+    result = np.empty_like(order)
+    for b in range(batches):
+        for i in range(starts[b], starts[b + 1]):
+            batch_of[order[i]] = b
     edges = 0
     for b in range(starts.size - 2, -1, -1):
         lo, hi = starts[b], starts[b + 1]
@@ -57,7 +65,10 @@ def _arrange(stream, layout, pos, producer, batch_of, placed, order, starts, hea
                     target[edges], link[edges] = m, head[batch_of[m]]
                     head[batch_of[m]] = edges
                     edges += 1
-    return edges
+    for n in order:
+        batch_of[n] = -1
+        placed[n] = False
+    return result
 
 
 def arrange(pending: Pending, order: np.ndarray, starts: np.ndarray, placed: np.ndarray) -> np.ndarray:
@@ -68,17 +79,6 @@ def arrange(pending: Pending, order: np.ndarray, starts: np.ndarray, placed: np.
         order, starts: what the strategy made of it.
         placed: work space, False for every node.
     """
-    walk = (pending.stream, pending.layout, pending.pos)
-    batches = starts.size - 1
-    edges = count_operands(*walk, order)
-    result = np.empty_like(order)
-    try:
-        pending.place[order] = np.repeat(np.arange(batches), np.diff(starts))
-        _arrange(
-            *walk, pending.producer, pending.place, placed, order, starts,
-            np.full(batches, -1, np.int32), np.empty(edges, np.int32), np.empty(edges, np.int32), result,
-        )  # fmt: skip
-    finally:  # also when interrupted: the next plan counts on it
-        pending.place[order] = -1
-        placed[order] = False
+    walk = (pending.stream, pending.layout, pending.pos, pending.producer)
+    result: np.ndarray = _arrange(*walk, pending.place, placed, order, starts)
     return result

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from typing import Any
 
 import numpy as np
 
-from dynbatch.batching.stream import ARGS, INTS, fill_tables, table_sizes
+from dynbatch.batching.stream import ARGS, INTS, make_tables
 from dynbatch.config import config
 
 
 class Tables:
-    """Operand locations and payload of every batch of an order; see `fill_tables`.
+    """Operand locations and payload of every batch of an order; see `make_tables`.
 
     Attributes:
         forms: what routines have made of parameters for the plan that is running, by routine and signature.
@@ -23,20 +24,13 @@ class Tables:
         self.starts = starts
         self.forms: dict[Any, Any] = {}
         self.signatures = signatures
-        batches = signatures.size
-        self._offsets, self._metas, self._floats = (np.empty(batches + 1, np.int64) for _ in range(3))
-        walk = (graph.stream, graph.layout, graph.pos)
-        table_sizes(*walk, order, starts, signatures, self._offsets, self._metas, self._floats)
-        self.table = np.empty(self._offsets[batches], np.int64)
-        self.meta = np.empty(self._metas[batches], np.int64)
-        self._floats_as: dict[np.dtype, np.ndarray] = {}
-        self.floats = np.empty(self._floats[batches], np.float64)
-        fill_tables(
-            *walk, graph.fpos, order, starts, signatures, graph.location, graph.widths, graph.payload,
-            self.table, self._metas, self.meta, self._offsets, self.floats, self._floats,
+        self.table, self.meta, self.floats, offsets, metas, floats = make_tables(
+            graph.stream, graph.layout, graph.pos, graph.fpos, order, starts, signatures, graph.location, graph.widths,
+            graph.payload,
         )  # fmt: skip
-        self._offset_list, self._meta_list = self._offsets.tolist(), self._metas.tolist()
-        self._float_list, self._start_list = self._floats.tolist(), starts.tolist()
+        self._floats_as: dict[np.dtype, np.ndarray] = {}
+        self._offset_list, self._meta_list = offsets.tolist(), metas.tolist()
+        self._float_list, self._start_list = floats.tolist(), starts.tolist()
         self._flags = self.meta.tolist()
         self._layout_list: list[list[int]] = graph.layout.tolist()
         self.signature_list: list[int] = signatures.tolist()
@@ -147,8 +141,7 @@ class Plan:
         rows_per_batch: list of batch sizes, in order.
         batch_reports: a `BatchReport` for each batch.
         reused: whether order and tables are those of an equal graph that ran before.
-        products: for each shape of weight that compiled batches multiplied with, who did it: ``own``, ``numpy``
-            or ``mkl``, by number of rows where that matters.
+        ran: routines with what they ran for, weak references to signatures; by their ids.
         schedule_seconds: time spent putting nodes in order and building index tables.
         run_seconds: time spent in the batches.
     """
@@ -158,8 +151,7 @@ class Plan:
         self.strategy = strategy
         self.batch_reports: list[BatchReport] = []
         self.reused = False
-        self.products: dict[str, str] = {}
-        self._seen: set[tuple[int, int]] = set()  # of routines and signatures
+        self.ran: dict[tuple[int, int], tuple[Any, Any]] = {}
         self.schedule_seconds = 0.0
         self.run_seconds = 0.0
         self.clock = time.perf_counter
@@ -200,16 +192,26 @@ class Plan:
         """Run time of each batch, in order."""
         return [b.seconds for b in self.batch_reports]
 
+    @property
+    def products(self) -> dict[str, str]:
+        """For each shape of weight that compiled batches multiplied with, who did it: ``own``, ``numpy`` or ``mkl``, by
+        number of rows where that matters."""
+        found: dict[str, str] = {}
+        for routine, reference in self.ran.values():
+            signature = reference()
+            if signature is not None:
+                found.update((f.name, f.kinds_text()) for f in routine.factors(signature))
+        return found
+
     def add(self, routine: Any, job: Any, seconds: float, shapes: str) -> None:
         """Report a batch that has run, of a backend's routine and job."""
         item = job.arena.itemsize
         name, tier = routine.program.name, job.tier
         report = BatchReport(name, job.rows, seconds, job.gathered * item, job.viewed * item, tier, shapes)
         self.batch_reports.append(report)
-        seen = id(routine), id(job.signature)
-        if seen not in self._seen:
-            self._seen.add(seen)
-            self.products.update((f.name, f.kinds_text()) for f in routine.factors(job.signature))
+        key = id(routine), id(job.signature)
+        if key not in self.ran:
+            self.ran[key] = routine, weakref.ref(job.signature)
 
     def show_in_debug(self) -> None:
         """Print a line for each batch, in debug mode."""

@@ -45,7 +45,7 @@ class MapPlan(Plan):
         self.rounds.append(Round(instances, nodes, batches))
         for plan in plans:
             self.batch_reports += plan.batch_reports
-            self.products.update(plan.products)
+            self.ran.update(plan.ran)
             self.schedule_seconds += plan.schedule_seconds
             self.run_seconds += plan.run_seconds
 

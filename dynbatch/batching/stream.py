@@ -251,7 +251,7 @@ def joiners(stream, layout, pos, producer, nodes, marked, group, group_needed, c
 
 @jit()
 def table_sizes(stream, layout, pos, order, starts, signatures, offsets, metas, floats):
-    """Where each batch's index table, flags and float payload start (see `fill_tables`); totals come last."""
+    """Where each batch's index table, flags and float payload start (see `make_tables`); totals come last."""
     t, m, f = 0, 0, 0
     for b in range(signatures.size):
         s = signatures[b]
@@ -271,31 +271,19 @@ def table_sizes(stream, layout, pos, order, starts, signatures, offsets, metas, 
 
 
 @jit()
-def fill_tables(
-    stream,
-    layout,
-    pos,
-    fpos,
-    order,
-    starts,
-    signatures,
-    location,
-    widths,
-    payload,
-    table,
-    metas,
-    meta,
-    offsets,
-    ftable,
-    floats,
-):
-    """The operands of each batch, by column.
+def make_tables(stream, layout, pos, fpos, order, starts, signatures, location, widths, payload):
+    """The operands of each batch, by column: the tables, their flags and floats, and where each batch's start.
 
     A batch's table holds for each argument the location of each row's operand; for each integer the payload; and for
     each list the ``rows + 1`` boundaries and the location of each element. Its flags say for each argument whether the
     locations are one contiguous run of ``widths`` (1: a view will do) or all the same (2: the batch shares one
     operand), and for each list the number of elements and whether they are a run.
     """
+    batches = signatures.size
+    offsets, metas, floats = np.empty((3, batches + 1), np.int64)
+    table_sizes(stream, layout, pos, order, starts, signatures, offsets, metas, floats)
+    table, meta = np.empty(offsets[batches], np.int64), np.empty(metas[batches], np.int64)
+    ftable = np.empty(floats[batches], np.float64)
     for b in range(signatures.size):
         s = signatures[b]
         lo, hi = starts[b], starts[b + 1]
@@ -345,6 +333,7 @@ def fill_tables(
             meta[m + 1] = run
             m += 2
             t = e
+    return table, meta, ftable, offsets, metas, floats
 
 
 @jit()

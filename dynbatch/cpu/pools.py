@@ -28,6 +28,7 @@ class Pools:
     """What a graph holds for one signature.
 
     Attributes:
+        outputs: of each output the value in the forward Program, and the elements of a row.
         rows: how many have been computed.
         segments: where they lie, by first row; usually one.
         kept: whether all rows have the intermediates that the gradient reads.
@@ -40,6 +41,7 @@ class Pools:
         self.code: ForwardCode = signature.program.cache.get("code") or signature.program.cache.setdefault(
             "code", ForwardCode(signature.program)
         )
+        self.outputs = [(v, self.code.width(v)) for v in self.code.outputs]
         self.rows = 0
         self.segments: list[Segment] = []
         self.kept = True

@@ -200,7 +200,7 @@ class Op:
 
     def _constant(self, graph: Graph, signature: Signature) -> Expression:
         """A node that depends on parameters alone is recorded once a graph, as long as they do not change."""
-        known = (signature, *[p.root.version for p in signature.binding])
+        known = (signature, *signature.value_version())
         found = graph.constants.get(known)
         if found is None:
             graph.record(signature, [])
