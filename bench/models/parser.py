@@ -1,8 +1,8 @@
 """The parser of `models.parser` with its BiLSTM features: the loss of derivations that go where the scores go.
 
 An instance is (words, heads, labels), tuples of numbers, those of words from `ROOT` + 1 on. The weights are random, so
-the parses are bad, and cost as much as good ones: each has two transitions a word. DyNet's users read the scores of a
-transition before they can go on, which leaves one sentence after the other.
+the parses are bad, and cost as much as good ones: each has two transitions a word. Users of DyNet and PyTorch read the
+scores of a transition before they can go on, which leaves one sentence after the other.
 """
 
 from __future__ import annotations
@@ -65,18 +65,21 @@ def flops(instance: tuple, hidden: int, sizes: dict[str, int]) -> float:
     return lstms + parts + 2.0 * 2 * (steps - 1) * (1 + 2 * sizes["labels"]) * hidden
 
 
-def derivation(instance: tuple, actions: Actions, score: Callable[..., Any], error: Callable[..., Any]) -> list[Any]:
+def derivation(
+    instance: tuple, actions: Actions, score: Callable[..., Any], read: Callable[..., Any], error: Callable[..., Any]
+) -> list[Any]:
     """The errors of one sentence's derivation.
 
     Arguments:
         score: from the words on top of the stack (-1 where there is none) and the front to the scores.
+        read: from scores to their values.
         error: from scores and an action to the loss.
     """
     _, heads, labels = instance
     oracle, c, errors = Oracle(heads), Configuration(len(heads)), []
     while not c.is_final:
         scores = score(*(-1, -1, -1, *c.stack)[-3:], c.front_word)
-        right, chosen = actions.decide(scores.npvalue(), c, oracle, labels)
+        right, chosen = actions.decide(read(scores), c, oracle, labels)
         errors.append(error(scores, right))
         c = c.take(*actions.table[chosen])
     return errors
@@ -102,7 +105,7 @@ def dynbatch(weights: Weights) -> Program:
         def score(s2, s1, s0, b):
             return features.score(memory[s2][0], memory[s1][1], memory[s0][2], memory[b][3])
 
-        return dy.esum(derivation(instance, actions, score, error))
+        return dy.esum(derivation(instance, actions, score, dy.Expression.npvalue, error))
 
     parameters = [(words, weights["words"]), (features.absent, weights["absent"])]
     parameters += [(getattr(features, name), weights[name]) for name in DENSE]
@@ -136,13 +139,48 @@ def dynet(weights: Weights) -> Program:
             total = dy.esum([memory[s2][0], memory[s1][1], memory[s0][2], memory[b][3], bias])
             return dy.affine_transform([b_2, W_2, dy.tanh(total)])
 
-        return derivation(instance, actions, score, dy.pickneglogsoftmax)
+        return derivation(instance, actions, score, dy.Expression.npvalue, dy.pickneglogsoftmax)
 
     def loss(batch):
         return dy.esum([error for instance in batch for error in sentence_errors(instance)])
 
     parameters = [(p[name], weights[name]) for name in p] + bilstm_values(layers, weights)
     return Program(parameters, loss, collection=collection)
+
+
+def torch_one_by_one(weights: Weights) -> Program:
+    """The same in PyTorch, one sentence after the other: `torch.nn.LSTM`, and one product for the parts of its words."""
+    import torch
+    from torch.nn.functional import cross_entropy, embedding
+
+    actions = Actions(len(weights["b_2"]) // 2)
+    values = {name: weights[name] for name in (*TABLES, "bias", "b_2")}
+    values |= {"W": np.concatenate([weights[slot] for slot in SLOTS]).T, "W_2": weights["W_2"]}
+    tensors = sentences.torch_tensors(values, tuple(values))
+    p = {name: tensor for name, (tensor, _) in tensors.items()}
+    layers = [sentences.torch_lstm(weights, LAYERS[k : k + 2]) for k in (0, 2)]
+
+    def sentence_errors(instance):
+        xs = embedding(torch.tensor((*instance[0], ROOT)), p["words"], sparse=True)
+        for lstm, _ in layers:
+            xs, _ = lstm(xs)
+        parts = (xs @ p["W"]).view(len(xs), len(SLOTS), -1)
+        s2, s1, s0 = (torch.cat([parts[-1:, k], parts[:-1, k], p["absent"][k : k + 1]]) for k in range(3))
+        front = torch.cat([parts[-1:, 3], parts[:-1, 3]])
+
+        def score(*words):
+            hidden = s2[words[0]] + s1[words[1]] + s0[words[2]] + front[words[3]] + p["bias"]
+            return torch.addmv(p["b_2"], p["W_2"], torch.tanh(hidden))
+
+        def error(scores, action):
+            return cross_entropy(scores[None], torch.tensor([action]))
+
+        return derivation(instance, actions, score, lambda scores: scores.detach().numpy(), error)
+
+    def loss(batch):
+        return sum(error for instance in batch for error in sentence_errors(instance))
+
+    return Program([*tensors.values(), *(pair for _, pairs in layers for pair in pairs)], loss)
 
 
 def bilstm_values(layers: list[tuple[Any, Any]], weights: Weights) -> list[tuple[Any, np.ndarray]]:
@@ -153,4 +191,4 @@ def bilstm_values(layers: list[tuple[Any, Any]], weights: Weights) -> list[tuple
     ]
 
 
-PROGRAMS = {"dynbatch": dynbatch, "dynet": dynet}
+PROGRAMS = {"dynbatch": dynbatch, "dynet": dynet, "torch-one-by-one": torch_one_by_one}
