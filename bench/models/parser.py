@@ -149,7 +149,7 @@ def dynet(weights: Weights) -> Program:
 
 
 def torch_one_by_one(weights: Weights) -> Program:
-    """The same in PyTorch, one sentence after the other: `torch.nn.LSTM`, and one product for the parts of its words."""
+    """The same in PyTorch, one sentence after the other: ``torch.nn.LSTM``, one product for the parts of all words."""
     import torch
     from torch.nn.functional import cross_entropy, embedding
 

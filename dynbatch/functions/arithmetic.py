@@ -9,7 +9,7 @@ from dynbatch.errors import user_line
 from dynbatch.functions.arguments import is_number, simple_op
 from dynbatch.graph import Expression, Operand
 from dynbatch.ops import elementwise as ew
-from dynbatch.ops import linear
+from dynbatch.ops import linear, shape
 from dynbatch.ops.record import (
     Op,
     as_operand,
@@ -22,7 +22,12 @@ _times_matrix = Op("matrix product", lambda t, a, b: emit_product(t, a, b))
 
 
 def emit_product(t: Tracer, a: int, b: int) -> int:
-    """The matrix product, a vector where the right factor is one."""
+    """The matrix product, a vector where the right factor is one.
+
+    A column times a number is elementwise, and so goes into one kernel with what is around it.
+    """
+    if t.type(b).shape == (1,) and t.type(a).shape[1:] in ((), (1,)):
+        return t.emit(ew.cmult, t.emit(shape.reshape, a, shape=t.type(a).shape[:1]), b)
     return t.emit(linear.matmul, a, b, vector=len(t.type(b).shape) == 1)
 
 
