@@ -56,7 +56,7 @@ class BiLSTMFeatures:
         """The parts of every word, the root's first; those of no word last."""
         *words, root = map(self.parts, self.bilstm.transduce(xs))
         memory = [root, *words, tuple(self.absent[k] for k in range(3))]
-        dy.wait(*[part for parts in memory for part in parts])
+        dy.wait(*[parts[0] for parts in memory])  # of every word, once and for all: a cell computes all that it returns
         return memory
 
     def scores(self, memory: list[WordParts], c: Configuration) -> dy.Expression:

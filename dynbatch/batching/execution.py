@@ -140,7 +140,7 @@ class Execution:
         for name in (*_PLAIN, *_DEFAULTS):
             array = getattr(self, name)
             grown = np.empty(size, array.dtype)
-            grown[:used] = array
+            grown[:used] = array[:used]  # an interrupt may have left some that have grown, and not `location`, the last
             if name in _DEFAULTS:
                 grown[used:] = _DEFAULTS[name]
             setattr(self, name, grown)

@@ -14,7 +14,7 @@ from dynbatch.ops.record import (
     as_operand,
 )
 
-_concatenate = Op("concatenate", lambda t, *values: t.emit(shape.concatenate, *values[:-1], dim=values[-1]))
+_concatenate: dict[int, Op] = {}  # by dimension
 _reshape = Op("reshape", lambda t, x, dims: t.emit(shape.reshape, x, shape=dims))
 _pick = Op("pick", lambda t, x, index, dim: t.emit(indexing.pick, x, index, dim=dim))
 _pick_range = Op(
@@ -25,18 +25,21 @@ _select = Op("select", lambda t, x, *rest: t.emit(indexing.select, x, *rest[:-1]
 
 def concatenate(exprs: Iterable[Any], d: int = 0) -> Expression:
     """Expressions one after the other along dimension ``d``; the other dimensions must agree."""
-    operands = [as_operand(e) for e in exprs]
+    operands = list(exprs)
     if not operands:
         raise ShapeError(f"{user_line()}: concatenate: the list is empty")
-    return _concatenate(operands, static=(int(d),))
+    op = _concatenate.get(d)
+    if op is None:
+        op = _concatenate[d] = Op("concatenate", lambda t, *values: t.emit(shape.concatenate, *values, dim=int(d)))
+    return op.binary(*operands) if len(operands) == 2 else op.several(operands)
 
 
 def concatenate_cols(exprs: Iterable[Any]) -> Expression:
     """Expressions side by side: vectors become the columns of a matrix."""
-    operands = [as_operand(e) for e in exprs]
+    operands = list(exprs)
     if not operands:
         raise ShapeError(f"{user_line()}: concatenate_cols: the list is empty")
-    return _concatenate(operands, static=(1,))
+    return concatenate(operands, 1)
 
 
 def reshape(x: Any, d: Dim) -> Expression:
