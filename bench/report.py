@@ -45,7 +45,8 @@ is building the graph, or index tensors; `run` the forward pass (together where 
 `MiB` is the process's largest resident size (DyNet takes 2 GiB at its start). `of BLAS` is the share of what one large
 product reaches with NumPy's BLAS, counting products only. Every system runs in a process of its own and on the same
 minibatches, none of which it has seen before; they take turns, and in each a minibatch that is not timed goes first, so
-that caches and cores are as they are in a loop. Their losses agree to 1e-4, in training also after updates.
+that caches and cores are as they are in a loop. The garbage collector is kept off what is there once a system is warm
+(`gc.freeze`, as in `models/training.py`). Their losses agree to 1e-4, in training also after updates.
 `dynbatch-static` shows what an epoch costs from the second one on: every instance was recorded once before, by
 `@dy.static`, and the minibatches are new mixtures of these recordings; in the first epoch `record` is replaced by
 `tapes`, what a minibatch takes whose instances are seen for the first time."""

@@ -7,6 +7,7 @@ and a traceback.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import resource
 import sys
@@ -116,6 +117,8 @@ class Session:
             self.run(self.minibatches[number])
             number += 1
         self.system.restore()
+        gc.collect()
+        gc.freeze()  # what is there by now stays, and is not gone through again and again
         settle()
         return recorded
 

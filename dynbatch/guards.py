@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -119,9 +120,13 @@ class Guards:
         code = function.__code__
         globals_path = self.root(function.__globals__)
         seen = dict(function.__globals__)
+        module = sys.modules.get(seen.get("__name__", ""))
+        if type(module) is not types.ModuleType or vars(module) is not function.__globals__:
+            module = None
         for name in _names(code):
             if name in seen and not _is_definition(seen[name], name):
-                seen[name] = self.wrap(seen[name], f"{globals_path}[{name!r}]")
+                facts = None if module is None else ((module, name, seen[name]),)
+                seen[name] = self.wrap(seen[name], f"{globals_path}[{name!r}]", facts)
         cells = []
         for cell in function.__closure__ or ():
             try:

@@ -3,9 +3,11 @@
 What an instance's attribute is follows from its dictionary, unless its class says otherwise. So a fact holds if the
 class is as it was, by the version that CPython gives to a class's contents, and the entry of the dictionary is. Where
 in the dictionary that entry lies is remembered: `PyDict_Next` takes a position, and says which key it found there.
+Facts about a module are about its global variables, which are the entries of its dictionary, whatever its class says.
 """
 
 from sys import intern
+from types import ModuleType
 
 from cpython.dict cimport PyDict_Next
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
@@ -80,13 +82,14 @@ cdef class Watch:
             field = &self.fields[i]
             owner, name, _ = self.facts[i]
             cls = type(owner)
-            if cls.__getattribute__ is not object.__getattribute__:
-                return False
-            for base in cls.__mro__:
-                if name in base.__dict__:
-                    described = type(base.__dict__[name])
-                    if hasattr(described, "__set__") or hasattr(described, "__delete__"):
-                        return False
+            if cls is not ModuleType:
+                if cls.__getattribute__ is not object.__getattribute__:
+                    return False
+                for base in cls.__mro__:
+                    if name in base.__dict__:
+                        described = type(base.__dict__[name])
+                        if hasattr(described, "__set__") or hasattr(described, "__delete__"):
+                            return False
             attributes = PyObject_GenericGetDict(owner, NULL)
             before = place = 0
             while PyDict_Next(attributes, &place, &found, &value):

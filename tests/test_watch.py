@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
 from typing import Any
 
 import numpy as np
@@ -188,3 +190,54 @@ def test_what_of_a_trace_follows_from_facts() -> None:
     check()
     del model.shared
     check()
+
+
+SCALE = 2.0
+SETTINGS = Thing()
+SETTINGS.x = 3.0
+
+
+def test_globals_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As attributes of their module; those of code that has no module are compared at each call."""
+
+    class Model:
+        @dy.cell
+        def step(self, x: Any) -> Any:
+            return x * (SCALE * SETTINGS.x)
+
+    model, x, module = Model(), dy.inputVector([1.0, 2.0]), sys.modules[__name__]
+
+    def check(factor: float) -> None:
+        np.testing.assert_allclose(model.step(x).npvalue(), np.array([1.0, 2.0]) * factor, rtol=1e-6)
+
+    check(6.0)
+    ((variant,),) = vars(model)["step"].bound_cell.variants.values()
+    facts = [(owner, name) for owner, name, _ in variant.guards.facts]
+    assert facts == [(module, "SCALE"), (module, "SETTINGS"), (SETTINGS, "x")]
+    watch = Watch(variant.guards.facts)
+    assert watch.unchanged() == compiled.in_use
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "SCALE", 5.0)
+        assert not watch.unchanged()
+        check(15.0)
+        patch.setattr(SETTINGS, "x", 4.0)
+        check(20.0)
+        patch.delattr(module, "SCALE")
+        patch.setattr(builtins, "SCALE", 7.0, raising=False)
+        assert not watch.unchanged()
+        check(28.0)
+        patch.setattr(module, "SETTINGS", Thing())
+        module.SETTINGS.x = 1.0
+        check(7.0)
+    check(6.0)
+
+    space: dict[str, Any] = {"dy": dy, "K": 2.0, "__name__": "nowhere"}
+    exec("class Model:\n    def step(self, x):\n        return x * K\n", space)
+    space["Model"].step = dy.cell(space["Model"].step)
+    space["Model"].step.__set_name__(space["Model"], "step")
+    model = space["Model"]()
+    check(2.0)
+    ((variant,),) = vars(model)["step"].bound_cell.variants.values()
+    assert variant.guards.facts == ()
+    space["K"] = 3.0
+    check(3.0)
