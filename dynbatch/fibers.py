@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Instance = TypeVar("Instance")
 Result = TypeVar("Result")
+Wanted = tuple[Sequence[int], "Type | None"]
+"""Values that an instance waits for, and their type if it is going to read them; None if they are only to be computed.
+"""
 
 
 def map(
@@ -190,7 +193,6 @@ class Fiber:
         is_begun: whether it runs, or has run, in its greenlet: an interrupt may come between entering and that.
         is_over: whether it has returned or failed.
         settings: of ``with`` blocks, while another instance runs.
-        reads: type of the values that it waits for, if it is going to read them; None if they are only to be computed.
         has_place: False while it is blocked.
         inner: the map that it is blocked in.
         thrown: raised where it waits, when it goes on.
@@ -199,7 +201,7 @@ class Fiber:
     """
 
     __slots__ = (
-        "error", "fork", "greenlet", "has_place", "hub", "index", "inner", "is_begun", "is_over", "paused", "reads",
+        "error", "fork", "greenlet", "has_place", "hub", "index", "inner", "is_begun", "is_over", "paused",
         "settings", "stopping", "thrown",
     )  # fmt: skip
 
@@ -213,7 +215,6 @@ class Fiber:
         self.is_over = False
         self.settings = (*fork.settings[:3], fork.stream.within(index))
         self.has_place = True
-        self.reads: Type | None = None
         self.inner: Fork | None = None
         self.thrown: BaseException | None = None
         self.stopping: BaseException | None = None
@@ -233,8 +234,7 @@ class Fiber:
         """Let others go on until these values are computed, which are of the type ``reads`` if they are read next."""
         self.check_stopping()
         if not execution.has(targets):
-            self.reads = reads
-            self.hub.waiting[self] = targets
+            self.hub.waiting[self] = targets, reads
             self._pause()
 
     def join(self, fork: Fork) -> list[Any]:
@@ -294,7 +294,7 @@ class Hub:
         workers: the greenlets that instances run in.
         share: of the instances under way, how many wait when a round is run.
         ready: instances that can go on.
-        waiting: instances that wait, with the values that they wait for.
+        waiting: instances that wait, with what they wait for.
         starting: maps with instances that were not begun, the newest last.
         returning: instances whose inner map has ended, and that need a place.
     """
@@ -313,7 +313,7 @@ class Hub:
         self.fork = fork
         self.share = share
         self.ready: deque[Fiber] = deque()
-        self.waiting: dict[Fiber, Sequence[int]] = {}
+        self.waiting: dict[Fiber, Wanted] = {}
         self.starting = [fork]
         self.returning: list[Fiber] = []
         self.report = MapPlan(state.strategy or config.autobatch)
@@ -464,7 +464,7 @@ class Hub:
 
     def _round(self) -> None:
         """Compute what is waited for: one plan for each combination of settings that plans depend on."""
-        from dynbatch.batching.run import fetch, run_round
+        from dynbatch.batching.run import run_round
 
         waiting, self.waiting = self.waiting, {}
         groups: dict[tuple[bool, str | None], list[Fiber]] = {}
@@ -474,17 +474,12 @@ class Hub:
         for (keep, strategy), fibers in groups.items():
             state.keep, state.strategy = keep, strategy
             try:
-                plans.append(run_round([v for fiber in fibers for v in waiting[fiber]]))
+                plans.append(run_round([waiting[fiber] for fiber in fibers]))
             except Exception:  # some fail, or all of them together: each may have what can be computed for it alone
                 for fiber in fibers:
                     try:
-                        plans.append(run_round(waiting[fiber]))
+                        plans.append(run_round([waiting[fiber]]))
                     except Exception as error:
                         fiber.thrown = error
-        read: dict[Type, list[int]] = {}
-        for fiber, targets in waiting.items():
-            if fiber.reads is not None and fiber.thrown is None:
-                read.setdefault(fiber.reads, []).extend(targets)
-        fetch(read)
         self.report.add_round(len(waiting), plans)
         self.ready.extend(waiting)

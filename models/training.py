@@ -347,11 +347,11 @@ def predict(task: Task, instances: list, batch_size: int, what: str) -> tuple[li
             started = time.perf_counter()
             dy.renew_cg()
             predictions += task.predict(batch)
-            spare_what_stays()
             total.add(len(batch), 0.0, forward_plan(task), time.perf_counter() - started)
+            spare_what_stays()
             bar.update(len(batch))
-    in_order = [prediction for _, prediction in sorted(zip(order, predictions), key=lambda pair: pair[0])]
-    return in_order, total
+    found = dict(zip(order, predictions))
+    return [found[k] for k in range(len(instances))], total
 
 
 def compare(task: Task, trainer: dy.Trainer, train: list, args: argparse.Namespace) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ import dynbatch as dy
 from dynbatch import compiled
 from dynbatch.batching import agenda, layout, run, stream
 from dynbatch.batching import plan as plans
+from dynbatch.batching.execution import Execution
 from dynbatch.config import config
 from dynbatch.cpu import tiers
 from dynbatch.fibers import Hub
@@ -268,6 +269,9 @@ def test_what_one_round_reads_belongs_to_the_reader() -> None:
     for value, found in zip(values, dy.map(fn, range(24))):
         for array in found:
             np.testing.assert_array_equal(array, -value)
+    batch = np.arange(24.0).reshape(2, 3, 4)
+    for array in dy.map(lambda _: (-dy.inputTensor(batch, batched=True)).npvalue(), range(3)):
+        np.testing.assert_array_equal(array, -batch)
     assert not state.graph.execution.fetched
 
 
@@ -743,6 +747,28 @@ def test_what_cannot_be_computed_is_raised_where_it_is_asked_for() -> None:
     assert notes(caught.value) == ["in instance 1 of dynbatch.map"]
 
 
+def test_what_cannot_be_copied_together_is_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(execution: Any, vids: list[int], type: Any) -> None:
+        if len(vids) > 1 or vids[0] == unreadable:
+            raise MemoryError("no room for copies")
+        original(execution, vids, type)
+
+    def fn(i: int) -> float:
+        nonlocal unreadable
+        x = dy.scalarInput(i) * 2
+        if i == failing:
+            unreadable = x.vid
+        return x.value()
+
+    original, unreadable, failing = Execution.fetch, -1, -1
+    monkeypatch.setattr(Execution, "fetch", fetch)
+    assert dy.map(fn, range(4)) == [0, 2, 4, 6]
+    failing = 2
+    with pytest.raises(MemoryError) as caught:
+        dy.map(fn, range(4))
+    assert notes(caught.value) == ["in instance 2 of dynbatch.map"]
+
+
 @pytest.mark.parametrize("within", [False, True])
 def test_interrupting_a_round(within: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a plan runs, or while an instance does."""
@@ -879,7 +905,7 @@ def test_an_interrupt_that_is_caught_while_waiting(steps: int) -> None:
 
     def fn(i: int) -> None:
         fiber, h = state.fiber, walker.step(walker.start(i), 1)
-        fiber.hub.waiting[fiber] = [h.vid]  # as after an interrupt between this and the switch
+        fiber.hub.waiting[fiber] = [h.vid], None  # as after an interrupt between this and the switch
         walker.count(i, steps + i)
         ended.append(i)
 

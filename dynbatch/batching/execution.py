@@ -136,11 +136,8 @@ class Execution:
         used = self.location.size
         if values <= used:
             return
-        size = max(values, 2 * used, 64)
-        for name in (*_PLAIN, *_DEFAULTS):
-            array = getattr(self, name)
-            grown = np.empty(size, array.dtype)
-            grown[:used] = array[:used]  # an interrupt may have left some that have grown, and not `location`, the last
+        for name in (*_PLAIN, *_DEFAULTS):  # `location` last: after an interrupt it says that not all have grown
+            grown = _grown(getattr(self, name), used, values)
             if name in _DEFAULTS:
                 grown[used:] = _DEFAULTS[name]
             setattr(self, name, grown)
@@ -394,6 +391,8 @@ class Execution:
 
     def read(self, vids: Sequence[int], type: Type) -> np.ndarray:
         """Copies of computed values of one type, in the user's shape, with one more dimension before."""
+        if self.fetched and all(v in self.fetched for v in vids):
+            return np.stack([self.fetched.pop(v) for v in vids])
         if len(vids) == 1 and not self.arena.is_remote:  # as most reads are
             return self.arena.view(int(self.location[vids[0]]), type.storage).T.copy()[np.newaxis]
         found = self.arena.read(self.location[list(vids)], type.storage)

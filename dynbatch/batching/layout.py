@@ -28,7 +28,7 @@ def _arrange(stream, layout, pos, producer, batch_of, placed, order, starts):
         for i in range(starts[b], starts[b + 1]):
             batch_of[order[i]] = b
     edges = 0
-    for b in range(starts.size - 2, -1, -1):
+    for b in range(batches - 1, -1, -1):
         lo, hi = starts[b], starts[b + 1]
         at = lo
         e = head[b]

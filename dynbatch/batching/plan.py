@@ -141,7 +141,7 @@ class Plan:
         rows_per_batch: list of batch sizes, in order.
         batch_reports: a `BatchReport` for each batch.
         reused: whether order and tables are those of an equal graph that ran before.
-        ran: routines with what they ran for, weak references to signatures; by their ids.
+        ran: the routines that ran, each with a weak reference to the signature that it ran for.
         schedule_seconds: time spent putting nodes in order and building index tables.
         run_seconds: time spent in the batches.
     """
@@ -151,7 +151,7 @@ class Plan:
         self.strategy = strategy
         self.batch_reports: list[BatchReport] = []
         self.reused = False
-        self.ran: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self.ran: dict[tuple[Any, weakref.ref[Any]], None] = {}
         self.schedule_seconds = 0.0
         self.run_seconds = 0.0
         self.clock = time.perf_counter
@@ -197,7 +197,7 @@ class Plan:
         """For each shape of weight that compiled batches multiplied with, who did it: ``own``, ``numpy`` or ``mkl``, by
         number of rows where that matters."""
         found: dict[str, str] = {}
-        for routine, reference in self.ran.values():
+        for routine, reference in self.ran:
             signature = reference()
             if signature is not None:
                 found.update((f.name, f.kinds_text()) for f in routine.factors(signature))
@@ -209,9 +209,7 @@ class Plan:
         name, tier = routine.program.name, job.tier
         report = BatchReport(name, job.rows, seconds, job.gathered * item, job.viewed * item, tier, shapes)
         self.batch_reports.append(report)
-        key = id(routine), id(job.signature)
-        if key not in self.ran:
-            self.ran[key] = routine, weakref.ref(job.signature)
+        self.ran[routine, weakref.ref(job.signature)] = None
 
     def show_in_debug(self) -> None:
         """Print a line for each batch, in debug mode."""

@@ -20,6 +20,7 @@ from dynbatch.errors import BackwardError, StaticError, user_line
 from dynbatch.graph import Expression, Graph, check_live, state
 
 if TYPE_CHECKING:
+    from dynbatch.fibers import Wanted
     from dynbatch.types import Type
 
 _lock = threading.RLock()
@@ -50,20 +51,21 @@ def _let_others_go_on(graph: Graph, vids: list[int]) -> None:
         state.fiber.wait(_execution(graph), vids)
 
 
-def run_round(vids: Sequence[int]) -> Plan:
-    """Compute values that instances of a map wait for, and what those need; returns what ran."""
+def run_round(wanted: Sequence[Wanted]) -> Plan:
+    """Compute values that instances of a map wait for, and what those need; returns what ran.
+
+    What will be read is copied for `values` to find, all of one type at once, since one by one that takes longer.
+    """
     with _lock:
         execution = _execution(state.graph)
-        execution.forward(vids, join=False)
+        execution.forward([v for vids, _ in wanted for v in vids], join=False)
+        read: dict[Type, list[int]] = {}
+        for vids, type in wanted:
+            if type is not None:
+                read.setdefault(type, []).extend(vids)
+        for type, found in read.items():
+            execution.fetch(found, type)
         return execution.last
-
-
-def fetch(read: dict[Type, list[int]]) -> None:
-    """Copy computed values, by their type, for `values` to find: at once, since one by one takes longer."""
-    if read:
-        with _lock:
-            for type, vids in read.items():
-                _execution(state.graph).fetch(vids, type)
 
 
 def values(expression: Expression) -> np.ndarray:

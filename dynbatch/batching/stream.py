@@ -284,7 +284,7 @@ def make_tables(stream, layout, pos, fpos, order, starts, signatures, location, 
     table_sizes(stream, layout, pos, order, starts, signatures, offsets, metas, floats)
     table, meta = np.empty(offsets[batches], np.int64), np.empty(metas[batches], np.int64)
     ftable = np.empty(floats[batches], np.float64)
-    for b in range(signatures.size):
+    for b in range(batches):
         s = signatures[b]
         lo, hi = starts[b], starts[b + 1]
         rows = hi - lo
